@@ -1,0 +1,94 @@
+"""Builds the aiohttp application: the table of routes, and errors as the contract's JSON."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+
+from aiohttp import web
+
+from proxy.gateway import GATEWAY, Gateway
+from proxy.handlers.generate_stream import generate_stream
+from proxy.handlers.health import live, metrics, ready
+from translators.errors import BadRequest, GatewayError, IncompleteGeneration, NotFound
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+SERVER_NAME: Final = "mindie-gateway"
+REQUEST_UUID: Final = "RequestUUID"
+
+
+class Route(NamedTuple):
+    """One route: GET answers HEAD as well."""
+
+    method: str
+    path: str
+    handler: Handler
+
+
+ROUTES: Final = (
+    Route("POST", "/v2/models/{model}/generate_stream", generate_stream),
+    Route("GET", "/v2/health/live", live),
+    Route("GET", "/v2/health/ready", ready),
+    Route("GET", "/metrics", metrics),
+)
+
+
+def build_app(gateway: Gateway) -> web.Application:
+    """The application that serves one gateway."""
+    app = web.Application(middlewares=[_answer_errors])
+    app[GATEWAY] = gateway
+    for route in ROUTES:
+        app.router.add_route(route.method, route.path, route.handler)
+        if route.method == "GET":
+            app.router.add_head(route.path, route.handler)
+    app.router.add_route("*", "/v2/models/{model}/versions/{rest:.*}", _no_versions)
+    app.on_response_prepare.append(_mark_response)
+    return app
+
+
+async def _no_versions(request: web.Request) -> web.StreamResponse:
+    raise NotFound("model versions are not supported: leave /versions/... out of the path")
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except GatewayError as error:
+        return error_response(error)
+    except web.HTTPException as error:
+        return error_response(_from_http(error))
+    except ConnectionError:
+        raise
+    except Exception:
+        log.exception("unexpected failure of %s", request.match_info.handler.__name__)
+        return error_response(IncompleteGeneration("the request failed inside the gateway"))
+
+
+def _from_http(error: web.HTTPException) -> GatewayError:
+    # A known path with another method is 404 as well (contract §1).
+    if error.status in (404, 405):
+        return NotFound("there is no such route")
+    return BadRequest(error.reason)
+
+
+def error_response(error: GatewayError) -> web.Response:
+    """The JSON answer of a failure before the first byte (contract §1)."""
+    response = web.Response(status=error.status, body=error.body(), content_type="application/json")
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(error.retry_after)
+    return response
+
+
+async def _mark_response(request: web.Request, response: web.StreamResponse) -> None:
+    mark(response)
+
+
+def mark(response: web.StreamResponse) -> None:
+    """What every response carries: its id, and no more about us than a name."""
+    response.headers[REQUEST_UUID] = uuid.uuid4().hex
+    response.headers["Server"] = SERVER_NAME

@@ -1,0 +1,42 @@
+"""Reading a request body: bounded in size and time, and never decoded."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from translators.errors import BadRequest, BodyTooLarge, UnsupportedEncoding
+
+
+async def read_body(request: web.Request, *, limit: int, timeout: float) -> bytes:
+    """The whole body, at most `limit` bytes within `timeout` seconds.
+
+    Raises UnsupportedEncoding, BodyTooLarge or BadRequest. No more than the
+    limit is ever held; a declared length over it is refused unread.
+    """
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        raise UnsupportedEncoding("a request body with Content-Encoding is not accepted")
+    if request.content_length is not None and request.content_length > limit:
+        raise _too_large(limit)
+    try:
+        async with asyncio.timeout(timeout):
+            return await _collect(request, limit)
+    except TimeoutError:
+        raise BadRequest(f"the request body did not arrive within {timeout:g} s") from None
+    except web.RequestPayloadError:
+        raise BadRequest("the request body is malformed or was cut off") from None
+
+
+async def _collect(request: web.Request, limit: int) -> bytes:
+    body = bytearray()
+    async for chunk in request.content.iter_any():
+        if len(body) + len(chunk) > limit:
+            raise _too_large(limit)
+        body += chunk
+    return bytes(body)
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the request body is larger than {limit} bytes")

@@ -1,0 +1,79 @@
+"""The clocks of contract §5: the next token, and the whole request.
+
+One timer per request. A token only leaves its time on the stream; the timer
+looks at it when it fires and sets itself again, so tokens cost nothing here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from proxy.engines.stream import TokenStream
+from translators.errors import GenerationTimeout
+
+CLIENT_TIMEOUT = "client timeout"
+SERVER_TOKEN_TIMEOUT = "server tokenTimeout"
+SERVER_E2E_TIMEOUT = "server e2eTimeout"
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A limit in seconds, and what it is called when it runs out."""
+
+    name: str
+    seconds: float
+
+
+def token_clock(client_timeout: float, server_timeout: float) -> Clock:
+    """The shorter of the client's `timeout` and the server's `token_timeout`."""
+    if client_timeout <= server_timeout:
+        return Clock(CLIENT_TIMEOUT, client_timeout)
+    return Clock(SERVER_TOKEN_TIMEOUT, server_timeout)
+
+
+@contextmanager
+def watched(stream: TokenStream, token: Clock, e2e: Clock, started: float) -> Iterator[None]:
+    """Break `stream` with GenerationTimeout when a clock runs out.
+
+    `started` is the loop time from which `e2e` counts.
+    """
+    watch = _Watch(stream, token, e2e, started + e2e.seconds)
+    watch.arm()
+    try:
+        yield
+    finally:
+        watch.cancel()
+
+
+class _Watch:
+    def __init__(self, stream: TokenStream, token: Clock, e2e: Clock, deadline: float) -> None:
+        self._stream = stream
+        self._token = token
+        self._e2e = e2e
+        self._deadline = deadline
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def arm(self) -> None:
+        now = self._loop.time()
+        if now >= self._deadline:
+            self._expire(self._e2e)
+            return
+        due = self._stream.last_push + self._token.seconds
+        if due <= now:
+            if self._stream.idle:
+                self._expire(self._token)
+                return
+            # The client is slow, not the engine: look again in a full period.
+            due = now + self._token.seconds
+        self._timer = self._loop.call_at(min(due, self._deadline), self.arm)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expire(self, clock: Clock) -> None:
+        self._stream.fail(GenerationTimeout(clock.name, clock.seconds))

@@ -1,0 +1,329 @@
+"""vLLM's AsyncLLMEngine in this process. The only module that imports vllm.
+
+It chooses no device: vLLM finds its platform by its own plugins, of which
+vllm-ascend is one. What differs between the supported vLLM versions is settled
+at import, below; tests/vllm_surface.py lists every name that is used.
+
+Tokens are read by `TokenTap`, below `generate()`; when this vLLM does not have
+what the tap needs, or the operator says so, from vLLM's own collectors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import os
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import PurePath
+from typing import Any, Final
+
+# Children start from a clean interpreter, as with vLLM's own server: a fork of
+# this process would inherit its listening sockets.
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+
+import vllm.exceptions
+from vllm import AsyncEngineArgs, AsyncLLMEngine, SamplingParams, TokensPrompt
+from vllm.sampling_params import RequestOutputKind
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine import EngineCoreEventType
+from vllm.v1.engine import FinishReason as VllmFinish
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from proxy.engines.base import EngineRequest, Load, ModelInfo
+from proxy.engines.collector import CollectorReader
+from proxy.engines.detokenizer import make_detokenizer
+from proxy.engines.stream import TokenStream
+from proxy.engines.token_run import TokenRun
+from proxy.engines.token_tap import TokenTap
+from proxy.settings import SettingsError
+from proxy.threads import in_thread
+from translators.errors import (
+    GatewayError,
+    GenerationError,
+    IncompleteGeneration,
+    ServiceUnavailable,
+)
+from translators.sampling import ModelDefaults, Sampling
+from translators.tokens import FinishReason
+
+log = logging.getLogger(__name__)
+
+_INLINE_CHARACTERS: Final = 8192
+"""Prompts up to this length are tokenized on the loop; longer ones in a thread."""
+_HEALTH_PERIOD: Final = 0.5
+"""Seconds between looks at whether the engine's processes are alive."""
+
+_BUSY: Final = getattr(vllm.exceptions, "GracefulHTTPError", ())
+"""vLLM's own admission control, from 0.32 on."""
+_REFUSALS: Final = (
+    vllm.exceptions.VLLMValidationError,
+    getattr(vllm.exceptions, "VLLMClientError", vllm.exceptions.VLLMValidationError),
+    ValueError,
+    TypeError,
+)
+
+
+def engine_parser() -> FlexibleArgumentParser:
+    """vLLM's own engine options, with the one default that is ours."""
+    parser: FlexibleArgumentParser = AsyncEngineArgs.add_cli_args(
+        FlexibleArgumentParser(  # type: ignore[no-untyped-call]
+            prog="mindie-gateway serve MODEL", usage="%(prog)s [vLLM options]"
+        )
+    )
+    parser.set_defaults(scheduling_policy="priority")
+    return parser
+
+
+def parse_engine_args(model: str | None, flags: list[str]) -> AsyncEngineArgs:
+    """vLLM's engine arguments from the command line. SettingsError when vLLM refuses them."""
+    arguments = ["--model", model, *flags] if model is not None else flags
+    try:
+        parsed: AsyncEngineArgs = AsyncEngineArgs.from_cli_args(
+            engine_parser().parse_args(arguments)
+        )
+    except SystemExit:
+        raise SettingsError("vLLM does not accept these engine options (see above)") from None
+    return parsed
+
+
+class _Words:
+    """The spelling of this vLLM's events and finish reasons."""
+
+    queued = EngineCoreEventType.QUEUED
+    scheduled = EngineCoreEventType.SCHEDULED
+    preempted = EngineCoreEventType.PREEMPTED
+    error = getattr(VllmFinish, "ERROR", None)
+    _reasons: Final = {
+        "stop": FinishReason.END,
+        "length": FinishReason.LENGTH,
+        "abort": FinishReason.STOPPED,
+    }
+
+    def reason(self, finish_reason: Any) -> FinishReason | None:
+        """The neutral reason of vLLM's, an enum member or its name."""
+        if finish_reason is None:
+            return None
+        return self._reasons.get(str(finish_reason), FinishReason.UNKNOWN)
+
+
+class EmbeddedEngine:
+    """AsyncLLMEngine behind the gateway's seam."""
+
+    def __init__(self, args: AsyncEngineArgs, *, direct_tokens: bool = True) -> None:
+        self._args = args
+        self._direct = direct_tokens
+        self._words = _Words()
+        self._engine: Any = None
+        self._tap: TokenTap | None = None
+        self._load = Load()
+        self._tokenizer: Any = None
+        self._spare_tokenizer: Any = None
+        self._tokenizing = asyncio.Lock()
+        self._background: set[asyncio.Future[Any]] = set()
+        self._on_death: Callable[[str], None] = lambda reason: None
+        self._dead = False
+
+    async def start(self, on_death: Callable[[str], None]) -> ModelInfo:
+        self._on_death = on_death
+        self._engine = await in_thread(self._make_engine)
+        self._tokenizer = self._engine.get_tokenizer()
+        if self._tokenizer is None:
+            raise SettingsError("the gateway needs the tokenizer: leave --skip-tokenizer-init out")
+        self._spare_tokenizer = copy.deepcopy(self._tokenizer)
+        self._engine._run_output_handler()
+        self._open_token_path()
+        self._keep(self._watch_health())
+        return self._describe()
+
+    def _make_engine(self) -> Any:
+        factory = partial(_StepListener, self._step_done)
+        return AsyncLLMEngine.from_engine_args(self._args, stat_loggers=[factory])
+
+    def _open_token_path(self) -> None:
+        if not self._direct:
+            return
+        processor = self._engine.output_processor
+        needed = ("request_states", "process_outputs", "propagate_error")
+        missing = [name for name in needed if not hasattr(processor, name)]
+        if missing:
+            log.warning("this vLLM has no %s: tokens are read from its collectors", missing)
+            return
+        self._tap = TokenTap(processor, self._words, self._died)
+
+    def _describe(self) -> ModelInfo:
+        config = self._engine.vllm_config
+        model, scheduler = config.model_config, config.scheduler_config
+        limit = getattr(model.hf_text_config, "max_position_embeddings", None)
+        return ModelInfo(
+            names=served_names(self._args),
+            max_model_len=model.max_model_len,
+            max_position_embeddings=limit or model.max_model_len,
+            vocab_size=model.get_vocab_size(),
+            max_num_seqs=scheduler.max_num_seqs * config.parallel_config.data_parallel_size,
+            priority_scheduling=scheduler.policy == "priority",
+            defaults=_generation_defaults(model),
+        )
+
+    async def tokenize(self, text: str) -> list[int]:
+        if len(text) <= _INLINE_CHARACTERS:
+            return list(self._tokenizer.encode(text))
+        # One at a time, with a tokenizer of its own: they are not safe to share.
+        async with self._tokenizing:
+            return await asyncio.to_thread(lambda: list(self._spare_tokenizer.encode(text)))
+
+    async def submit(self, request: EngineRequest) -> TokenStream:
+        stream = TokenStream(lambda: self._cancel(request.request_id))
+        detokenizer = make_detokenizer(self._tokenizer, request.prompt)
+        run = TokenRun(request.request_id, stream, detokenizer)
+        if self._tap is not None:
+            self._tap.runs[request.request_id] = run
+        try:
+            collector = await self._engine.add_request(
+                request.request_id,
+                TokensPrompt(prompt_token_ids=request.prompt),
+                _sampling_params(request.sampling),
+                priority=request.priority,
+            )
+        except asyncio.CancelledError:
+            stream.close()
+            raise
+        except Exception as error:
+            self._forget(request.request_id)
+            raise _as_gateway_error(error) from error
+        if self._tap is None:
+            self._keep(self._read(collector, run))
+        else:
+            # Nobody reads vLLM's own queue: it must not fill.
+            collector.put = _discard
+        return stream
+
+    async def _read(self, collector: Any, run: TokenRun) -> None:
+        """The collector path: one task per request, over outputs that may be merged."""
+        reader = CollectorReader(run, self._words)
+        try:
+            finished = False
+            while not finished:
+                output = collector.get_nowait() or await collector.get()
+                finished = output.finished
+                reader.read(output, self._load.running)
+        except Exception as error:
+            if isinstance(error, EngineDeadError):
+                self._died(type(error).__name__)
+            run.stream.fail(_as_gateway_error(error))
+
+    def _cancel(self, request_id: str) -> None:
+        """Free what the engine holds for a request whose stream has ended early."""
+        self._forget(request_id)
+        if not self._dead:
+            self._keep(self._engine.abort(request_id))
+
+    def _forget(self, request_id: str) -> None:
+        if self._tap is not None:
+            self._tap.runs.pop(request_id, None)
+
+    def _step_done(self, scheduler: Any, iteration: Any) -> None:
+        """The statistics of one engine step, in the engine's own task."""
+        running = 0
+        if scheduler is not None:
+            running = scheduler.num_running_reqs
+            self._load = Load(running, scheduler.num_waiting_reqs, scheduler.kv_cache_usage)
+        if iteration is not None and self._tap is not None:
+            # Those that ended with this step have left the scheduler already.
+            self._tap.step_done(running + len(iteration.finished_requests))
+
+    async def _watch_health(self) -> None:
+        while not self._engine.errored:
+            await asyncio.sleep(_HEALTH_PERIOD)
+        self._died("the engine's process ended")
+
+    def _died(self, reason: str) -> None:
+        if not self._dead:
+            self._dead = True
+            self._on_death(reason)
+
+    def load(self) -> Load:
+        return self._load
+
+    async def close(self) -> None:
+        self._dead = True
+        for task in self._background:
+            task.cancel()
+        if self._engine is not None:
+            engine, self._engine = self._engine, None
+            await in_thread(engine.shutdown)
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run beside everything else; the loop itself holds tasks only weakly."""
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+class _StepListener(StatLoggerBase):
+    """A stat logger that only passes the figures on. vLLM makes one per engine."""
+
+    def __init__(
+        self, listener: Callable[[Any, Any], None], vllm_config: Any, engine_index: int = 0
+    ) -> None:
+        self._listener = listener
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        self._listener(scheduler_stats, iteration_stats)
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to say."""
+
+
+def served_names(args: AsyncEngineArgs) -> tuple[str, ...]:
+    """The names of --served-model-name, else the last part of the model's path."""
+    names = args.served_model_name
+    if not names:
+        return (PurePath(args.model).name,)
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _generation_defaults(model: Any) -> ModelDefaults:
+    config = {} if model.generation_config == "vllm" else model.try_get_generation_config()
+    return ModelDefaults.from_config({**config, **model.override_generation_config})
+
+
+def _sampling_params(sampling: Sampling) -> SamplingParams:
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k or 0,
+        top_p=sampling.top_p,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=sampling.seed,
+        max_tokens=sampling.max_tokens,
+        bad_words=list(sampling.bad_words) or None,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _as_gateway_error(error: Exception) -> GatewayError:
+    """Foreign errors, mapped in this one place. Their texts stay in the log."""
+    if isinstance(error, GatewayError):
+        return error
+    if isinstance(error, EngineDeadError):
+        return IncompleteGeneration("the engine died")
+    if isinstance(error, _BUSY):
+        return ServiceUnavailable("the engine's queue is full", retry_after=1)
+    if isinstance(error, _REFUSALS):
+        log.warning("the engine refused a request: %s", type(error).__name__)
+        return GenerationError("the engine refuses this request")
+    log.error("the engine failed on a request: %s", type(error).__name__, exc_info=error)
+    return IncompleteGeneration("the engine failed on this request")
+
+
+def _discard(output: object) -> None:
+    """Takes the place of a collector's `put`."""

@@ -1,0 +1,88 @@
+"""The hand-over of one request's tokens, from an engine to its reader.
+
+The engine side pushes from the event loop without waiting; the reader takes
+everything there is at once. What can pile up while a slow client blocks the
+reader is bounded by the request itself: it makes at most `max_tokens` tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from translators.errors import GatewayError
+from translators.tokens import Token
+
+
+class TokenStream:
+    """Tokens of one request, in order, as an async iterator of non-empty lists.
+
+    Ends after the token that carries a finish, or when `stop` was called;
+    raises the GatewayError given to `fail` after all tokens before it.
+    """
+
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        self._cancel = cancel
+        self._loop = asyncio.get_running_loop()
+        self._pending: list[Token] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: GatewayError | None = None
+        self._ended = False
+        self.last_push = self._loop.time()
+        """Loop time of the latest token, or of the start."""
+
+    def push(self, token: Token) -> None:
+        """Engine side: one more token. Ignored once the stream has ended."""
+        if self._ended:
+            return
+        self._pending.append(token)
+        self.last_push = self._loop.time()
+        if token.finish is not None:
+            self._ended = True
+        self._wake()
+
+    def fail(self, error: GatewayError) -> None:
+        """Break the stream: by the engine, or by a clock. The first end wins."""
+        if not self._ended:
+            self._error = error
+            self._end()
+
+    def stop(self) -> None:
+        """End the stream normally, without a finish (stopInfer)."""
+        if not self._ended:
+            self._end()
+
+    def close(self) -> None:
+        """Reader side: nobody reads any more. The engine's request is cancelled."""
+        self._pending.clear()
+        if not self._ended:
+            self._end()
+
+    @property
+    def idle(self) -> bool:
+        """Whether the reader has taken everything and waits for the engine."""
+        return not self._pending and not self._ended
+
+    def __aiter__(self) -> TokenStream:
+        return self
+
+    async def __anext__(self) -> list[Token]:
+        while not self._pending:
+            if self._ended:
+                if self._error is not None:
+                    raise self._error
+                raise StopAsyncIteration
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        tokens, self._pending = self._pending, []
+        return tokens
+
+    def _end(self) -> None:
+        self._ended = True
+        self._cancel()
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

@@ -1,0 +1,106 @@
+"""An engine without a model, for tests and for measuring the front end alone.
+
+It is not offered on the command line. It answers each prompt with a script: by
+default the words of the prompt, repeated; tests give their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from proxy.engines.base import EngineRequest, Load, ModelInfo
+from proxy.engines.stream import TokenStream
+from translators.errors import GatewayError, IncompleteGeneration
+from translators.tokens import Finish, FinishReason, Token
+
+Script = Callable[[EngineRequest], AsyncIterator[Token]]
+
+STUB_INFO = ModelInfo(
+    names=("llama3-70b",),
+    max_model_len=2048,
+    max_position_embeddings=2048,
+    vocab_size=32_000,
+    max_num_seqs=256,
+    priority_scheduling=True,
+)
+
+
+async def echo(request: EngineRequest) -> AsyncIterator[Token]:
+    """The prompt's words again and again, until `max_tokens`."""
+    words = request.text.split() or ["."]
+    last = request.sampling.max_tokens
+    for count in range(1, last + 1):
+        await asyncio.sleep(0)
+        finish = Finish(FinishReason.LENGTH) if count == last else None
+        yield Token(count, " " + words[(count - 1) % len(words)], 0.001, 0.0, 1, finish)
+
+
+@dataclass(slots=True)
+class _Run:
+    stream: TokenStream
+    task: asyncio.Task[None]
+
+
+class StubEngine:
+    """Plays `script` for each request. `live` holds the requests under way."""
+
+    def __init__(self, script: Script = echo, info: ModelInfo = STUB_INFO) -> None:
+        self.script = script
+        self.info = info
+        self.live: dict[str, _Run] = {}
+        self.submitted: list[EngineRequest] = []
+        self.cancelled: list[str] = []
+        self.refusal: GatewayError | None = None
+        self.start_gate = asyncio.Event()
+        self.start_gate.set()
+        self._on_death: Callable[[str], None] | None = None
+
+    async def start(self, on_death: Callable[[str], None]) -> ModelInfo:
+        await self.start_gate.wait()
+        self._on_death = on_death
+        return self.info
+
+    async def tokenize(self, text: str) -> list[int]:
+        """One token per word and per run of spaces: enough to count."""
+        return list(range(len(text.split())))
+
+    async def submit(self, request: EngineRequest) -> TokenStream:
+        if self.refusal is not None:
+            raise self.refusal
+        self.submitted.append(request)
+        stream = TokenStream(lambda: self._cancel(request.request_id))
+        task = asyncio.create_task(self._play(request, stream))
+        self.live[request.request_id] = _Run(stream, task)
+        return stream
+
+    async def _play(self, request: EngineRequest, stream: TokenStream) -> None:
+        try:
+            async for token in self.script(request):
+                stream.push(token)
+        except GatewayError as error:
+            stream.fail(error)
+        finally:
+            self.live.pop(request.request_id, None)
+
+    def _cancel(self, request_id: str) -> None:
+        run = self.live.pop(request_id, None)
+        if run is not None:
+            self.cancelled.append(request_id)
+            run.task.cancel()
+
+    def die(self, reason: str = "killed by a test") -> None:
+        """Break every stream and report death, as a real engine's process does."""
+        for run in list(self.live.values()):
+            run.stream.fail(IncompleteGeneration("the engine died"))
+        if self._on_death is not None:
+            self._on_death(reason)
+
+    def load(self) -> Load:
+        return Load(running=len(self.live))
+
+    async def close(self) -> None:
+        for run in list(self.live.values()):
+            run.task.cancel()
+        self.live.clear()

@@ -1,0 +1,110 @@
+"""Tokens read where vLLM unpacks them: each with its own step's stamps, never merged.
+
+`AsyncLLM.generate()` merges the outputs of several steps when its reader lags,
+and keeps neither each token's time nor the waits after a preemption. The tap
+stands in front of the engine's `OutputProcessor`, on the instance: it notes the
+raw outputs of a step, lets vLLM process them as ever, and hands them on when the
+same step's scheduler statistics arrive, a moment later in the same task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from proxy.engines.token_run import TokenRun
+from translators.errors import IncompleteGeneration
+from translators.tokens import FinishReason
+
+
+class StepEvent(Protocol):
+    """vLLM's EngineCoreEvent; `timestamp` is the engine's monotonic clock, seconds."""
+
+    type: Any
+    timestamp: float
+
+
+class StepOutput(Protocol):
+    """vLLM's EngineCoreOutput: what one request got from one step."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: Any
+    events: list[StepEvent] | None
+
+
+class Vocabulary(Protocol):
+    """How this vLLM spells what the tap has to understand; settled once at start."""
+
+    queued: Any
+    scheduled: Any
+    preempted: Any
+    error: Any
+
+    def reason(self, finish_reason: Any) -> FinishReason | None: ...
+
+
+class TokenTap:
+    """The tap of one engine. `runs` maps our request ids to their runs."""
+
+    def __init__(
+        self, processor: Any, vocabulary: Vocabulary, on_death: Callable[[str], None]
+    ) -> None:
+        self.runs: dict[str, TokenRun] = {}
+        self._states = processor.request_states
+        self._vocabulary = vocabulary
+        self._on_death = on_death
+        self._step: list[tuple[TokenRun, StepOutput, float]] = []
+        self._process = processor.process_outputs
+        self._propagate = processor.propagate_error
+        processor.process_outputs = self._process_outputs
+        processor.propagate_error = self._propagate_error
+
+    def _process_outputs(
+        self, outputs: Sequence[StepOutput], timestamp: float | None = None, *args: Any, **kw: Any
+    ) -> Any:
+        runs, states = self.runs, self._states
+        for output in outputs:
+            state = states.get(output.request_id)
+            if state is not None:
+                run = runs.get(state.external_req_id)
+                if run is not None:
+                    self._step.append((run, output, timestamp or 0.0))
+        return self._process(outputs, timestamp, *args, **kw)
+
+    def step_done(self, batch_size: int) -> None:
+        """The statistics of the step have arrived: hand its tokens on."""
+        step, self._step = self._step, []
+        for run, output, at in step:
+            self._feed(run, output, at, batch_size)
+
+    def _feed(self, run: TokenRun, output: StepOutput, at: float, batch_size: int) -> None:
+        if output.events:
+            self._note(run, output.events)
+        reason = None
+        if output.finish_reason is not None:
+            self.runs.pop(run.request_id, None)
+            if output.finish_reason == self._vocabulary.error:
+                run.stream.fail(IncompleteGeneration("the engine failed on this request"))
+                return
+            reason = self._vocabulary.reason(output.finish_reason)
+        if output.new_token_ids:
+            run.tokens(output.new_token_ids, at, batch_size, reason)
+        elif reason is not None:
+            run.stream.stop()
+
+    def _note(self, run: TokenRun, events: list[StepEvent]) -> None:
+        words = self._vocabulary
+        for event in events:
+            if event.type == words.scheduled:
+                run.scheduled(event.timestamp)
+            elif event.type == words.queued:
+                run.queued(event.timestamp)
+            elif event.type == words.preempted:
+                run.preempted(event.timestamp)
+
+    def _propagate_error(self, error: Exception) -> None:
+        self._propagate(error)
+        for run in list(self.runs.values()):
+            run.stream.fail(IncompleteGeneration("the engine died"))
+        self._on_death(type(error).__name__)

@@ -1,0 +1,135 @@
+"""What the handlers share: settings, engine, state, books. One per application."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from typing import Final
+
+from aiohttp import web
+
+from proxy.admission import RETRY_AFTER, Admission
+from proxy.engines.base import Engine, ModelInfo
+from proxy.live import LiveRequests
+from proxy.metrics import Metrics
+from proxy.settings import Settings
+from translators.contract import MAX_PROMPT_TOKENS
+from translators.errors import NotFound, ServiceUnavailable
+
+log = logging.getLogger(__name__)
+
+EngineFactory = Callable[[], Awaitable[Engine]]
+"""Makes the engine; awaited once the sockets are bound, since it may import for long."""
+
+_ADMITTED_PER_SEQUENCE: Final = 4
+"""Requests admitted per sequence that the engine runs at once, unless set."""
+
+
+class State(Enum):
+    """The life of a gateway, in order; `DEAD` can follow any but `STOPPED`."""
+
+    STARTING = "the engine is starting"
+    READY = "ready"
+    DRAINING = "the server is shutting down"
+    DEAD = "the engine has died"
+    STOPPED = "stopped"
+
+
+class Gateway:
+    """The running gateway, as the handlers see it."""
+
+    def __init__(self, settings: Settings, engine_factory: EngineFactory) -> None:
+        self.settings = settings
+        self.contract = settings.rules
+        self.metrics = Metrics()
+        self.admission = Admission()
+        self.live = LiveRequests()
+        self.state = State.STARTING
+        self._engine_factory = engine_factory
+        self._engine: Engine | None = None
+        self._info: ModelInfo | None = None
+        self._generated_ids = itertools.count(1)
+        self._warned_priority = False
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; ServiceUnavailable before there is one."""
+        if self._engine is None:
+            raise self.unavailable()
+        return self._engine
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the engine said about itself; ServiceUnavailable before it did."""
+        if self._info is None:
+            raise self.unavailable()
+        return self._info
+
+    async def start_engine(self, on_death: Callable[[str], None]) -> None:
+        """Make and start the engine; afterwards the gateway is ready."""
+        self._engine = await self._engine_factory()
+        self._info = await self._engine.start(on_death)
+        default_limit = _ADMITTED_PER_SEQUENCE * self._info.max_num_seqs
+        self.admission.limit = self.settings.max_requests or default_limit
+        if self.state is State.STARTING:
+            self.enter(State.READY)
+
+    async def close_engine(self) -> None:
+        if self._engine is not None:
+            await self._engine.close()
+
+    def enter(self, state: State) -> None:
+        """Change the state, visibly."""
+        self.state = state
+        self.metrics.ready.set(state is State.READY)
+        log.info("state: %s", state.value)
+
+    def check_model(self, model: str) -> None:
+        """NotFound unless `model` is served; ServiceUnavailable while that is unknown."""
+        if model not in self.info.names:
+            raise NotFound("the model is not served here")
+
+    def check_taking_work(self) -> None:
+        """ServiceUnavailable in every state but ready."""
+        if self.state is not State.READY:
+            raise self.unavailable()
+
+    def unavailable(self) -> ServiceUnavailable:
+        return ServiceUnavailable(self.state.value, retry_after=RETRY_AFTER)
+
+    def new_client_id(self) -> str:
+        """The id of a request whose client gave none (contract §2)."""
+        return f"endpoint_common_{next(self._generated_ids)}"
+
+    @staticmethod
+    def new_request_id() -> str:
+        """An id for the engine: unique, and never the client's."""
+        return uuid.uuid4().hex
+
+    @property
+    def prompt_limit(self) -> int:
+        """The most prompt tokens (contract §2)."""
+        info, own = self.info, self.settings.max_input_token_len
+        limits = (own, info.max_model_len - 1, info.max_position_embeddings, MAX_PROMPT_TOKENS)
+        return min(limit for limit in limits if limit is not None)
+
+    def room(self, prompt_tokens: int) -> int:
+        """The most new tokens after a prompt of this length (contract §3)."""
+        left = self.info.max_model_len - prompt_tokens
+        return min(left, self.settings.max_iter_times or left)
+
+    def note_ignored_priority(self) -> None:
+        """A priority that the engine's scheduling policy cannot honour: said once, counted always."""
+        self.metrics.priority_ignored.inc()
+        if not self._warned_priority:
+            self._warned_priority = True
+            log.warning(
+                "requests carry priorities, but the engine does not schedule by priority: "
+                "they are served as priority 5 (start with --scheduling-policy priority)"
+            )
+
+
+GATEWAY: Final = web.AppKey("gateway", Gateway)

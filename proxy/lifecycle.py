@@ -1,0 +1,185 @@
+"""The story of one process: bind → start engine → ready → serve → drain → close."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Awaitable
+from typing import Final
+
+from proxy.app import build_app
+from proxy.engines.base import Engine
+from proxy.gateway import EngineFactory, Gateway, State
+from proxy.server import HttpServer, bind
+from proxy.settings import Settings, SettingsError
+from translators.errors import IncompleteGeneration, ServiceUnavailable
+
+log = logging.getLogger(__name__)
+
+EXIT_OK: Final = 0
+EXIT_ENGINE: Final = 1
+"""The engine died, or did not start."""
+EXIT_USAGE: Final = 2
+EXIT_BIND: Final = 3
+"""The address is taken or wrong."""
+_LAST_WORDS: Final = 2.0
+"""Seconds that broken streams get to deliver their error frames."""
+_POLL: Final = 0.05
+
+
+def run(settings: Settings, model: str | None, engine_flags: list[str]) -> int:
+    """Serve until a signal or the engine's death; returns the exit code."""
+    import uvloop
+
+    _configure_logging(settings.log_level)
+
+    async def embedded() -> Engine:
+        return await load_embedded(settings, model, engine_flags)
+
+    try:
+        sock = bind(settings.host, settings.port)
+    except OSError as error:
+        log.error("cannot listen on %s:%d: %s", settings.host, settings.port, error.strerror)
+        return EXIT_BIND
+    code = uvloop.run(Process(settings, embedded).serve(sock))
+    _leave(code)
+    return code
+
+
+async def load_embedded(settings: Settings, model: str | None, flags: list[str]) -> Engine:
+    """Import vLLM beside the running loop, since it takes long, and make its engine."""
+    from proxy.threads import in_thread
+
+    def load() -> Engine:
+        from proxy.engines.embedded import EmbeddedEngine, parse_engine_args
+
+        args = parse_engine_args(model, flags)
+        return EmbeddedEngine(args, direct_tokens=settings.token_path == "direct")
+
+    return await in_thread(load)
+
+
+class Process:
+    """One serving process around one gateway."""
+
+    def __init__(self, settings: Settings, engine_factory: EngineFactory) -> None:
+        self.settings = settings
+        self.gateway = Gateway(settings, engine_factory)
+        self.server = HttpServer(build_app(self.gateway))
+        self._stop = asyncio.Event()
+        self._death: str | None = None
+
+    async def serve(self, sock: socket.socket) -> int:
+        """The whole story. Returns the exit code."""
+        await self.server.start(sock)
+        self._listen_to_signals()
+        _announce(sock)
+        try:
+            code = await self._until_the_end()
+        finally:
+            await self.server.close()
+            await self.gateway.close_engine()
+            self.gateway.enter(State.STOPPED)
+        return code
+
+    def stop(self) -> None:
+        """Begin the graceful stop, as SIGTERM does; the second call ends the process at once."""
+        if self._stop.is_set():
+            log.warning("second stop signal: ending at once")
+            _end_now(EXIT_OK)
+        self._stop.set()
+
+    async def _until_the_end(self) -> int:
+        starting = asyncio.create_task(self.gateway.start_engine(self._on_death))
+        await _first(starting, self._stop.wait())
+        if self._stop.is_set():
+            starting.cancel()
+            self.gateway.enter(State.DRAINING)
+            return EXIT_OK
+        try:
+            await starting
+        except SettingsError as error:
+            log.error("%s", error)
+            return EXIT_USAGE
+        except Exception:
+            log.exception("the engine did not start")
+            return EXIT_ENGINE
+        await self._stop.wait()
+        if self._death is not None and not self.settings.stay_after_engine_death:
+            await self._wait_until_idle(_LAST_WORDS)
+            return EXIT_ENGINE
+        await self._drain()
+        return EXIT_ENGINE if self._death is not None else EXIT_OK
+
+    async def _drain(self) -> None:
+        """New work is refused; running streams finish, or are broken at the deadline."""
+        if self.gateway.state is not State.DEAD:
+            self.gateway.enter(State.DRAINING)
+        if not await self._wait_until_idle(self.settings.drain_timeout):
+            log.warning("drain deadline: breaking %d requests", len(self.gateway.live))
+            self.gateway.live.break_all(ServiceUnavailable("the server is shutting down"))
+            await self._wait_until_idle(_LAST_WORDS)
+
+    async def _wait_until_idle(self, seconds: float) -> bool:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while self.gateway.live and loop.time() < deadline:
+            await asyncio.sleep(_POLL)
+        return not self.gateway.live
+
+    def _on_death(self, reason: str) -> None:
+        """The engine is gone: break what runs, refuse what comes, and end unless told to stay."""
+        if self.gateway.state in (State.DEAD, State.STOPPED):
+            return
+        log.error("the engine has died: %s", reason)
+        self._death = reason
+        self.gateway.enter(State.DEAD)
+        self.gateway.live.break_all(IncompleteGeneration("the engine died"))
+        if not self.settings.stay_after_engine_death:
+            self._stop.set()
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+
+
+async def _first(*things: Awaitable[object]) -> None:
+    tasks = [asyncio.ensure_future(thing) for thing in things]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _announce(sock: socket.socket) -> None:
+    host, port = sock.getsockname()[:2]
+    log.info("listening on http://%s:%d, the engine is starting", host, port)
+
+
+def _configure_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        force=True,
+    )
+
+
+def _leave(code: int) -> None:
+    """End at once when a thread is still inside the engine's start and cannot be stopped."""
+    if any(thread.daemon and thread.is_alive() for thread in threading.enumerate()[1:]):
+        _end_now(code)
+
+
+def _end_now(code: int) -> None:
+    import multiprocessing
+
+    for child in multiprocessing.active_children():
+        child.kill()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,164 @@
+"""The gateway's own figures, and what the process exports with them.
+
+Labels are bounded: a route comes from the table of routes, an outcome and an
+error type from the code. Each gateway has a registry of its own; vLLM keeps its
+figures in the process's default registry, and `/metrics` shows both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+
+from translators.errors import GatewayError
+
+CONTENT_TYPE = "text/plain; charset=utf-8"
+_LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class Outcome(StrEnum):
+    """How a received request ended: exactly one for each."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    REFUSED = "refused"
+
+
+class Metrics:
+    """All metrics of one gateway."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.received = Counter(
+            "mindie_gateway_requests_received",
+            "Requests whose handling began, by route.",
+            ["route"],
+            registry=registry,
+        )
+        self.finished = Counter(
+            "mindie_gateway_requests_finished",
+            "Ended requests by route and outcome; the outcomes add up to the received ones.",
+            ["route", "outcome"],
+            registry=registry,
+        )
+        self.errors = Counter(
+            "mindie_gateway_errors",
+            "Answers that are errors, by route, status and error type.",
+            ["route", "status", "error_type"],
+            registry=registry,
+        )
+        self.in_flight = Gauge(
+            "mindie_gateway_requests_in_flight",
+            "Requests being handled now, by route.",
+            ["route"],
+            registry=registry,
+        )
+        self.prompt_tokens = Counter(
+            "mindie_gateway_prompt_tokens",
+            "Prompt tokens of requests that the engine accepted.",
+            registry=registry,
+        )
+        self.generated_tokens = Counter(
+            "mindie_gateway_generated_tokens",
+            "Generated tokens that were handed to clients.",
+            registry=registry,
+        )
+        self.priority_ignored = Counter(
+            "mindie_gateway_priority_ignored",
+            "Requests with a priority other than 5 while the engine does not schedule by priority.",
+            registry=registry,
+        )
+        self.first_token = Histogram(
+            "mindie_gateway_time_to_first_token_seconds",
+            "From the start of handling to the first token in the gateway.",
+            ["route"],
+            buckets=_LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.duration = Histogram(
+            "mindie_gateway_request_duration_seconds",
+            "From the start of handling to the end of the answer.",
+            ["route"],
+            buckets=_LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.ready = Gauge(
+            "mindie_gateway_ready",
+            "1 when the engine can take work, else 0.",
+            registry=registry,
+        )
+
+    def render(self) -> bytes:
+        """Prometheus text of this gateway and of the process's default registry."""
+        return generate_latest(self.registry) + generate_latest(REGISTRY)
+
+    @contextmanager
+    def account(self, route: str) -> Iterator[Account]:
+        """Count one request: received now, one outcome at the end, whatever happens."""
+        account = Account(self, route)
+        self.received.labels(route).inc()
+        self.in_flight.labels(route).inc()
+        try:
+            yield account
+        except GatewayError as error:
+            account.refused_or_failed(error)
+            raise
+        except Exception:
+            account.outcome = Outcome.FAILED
+            raise
+        finally:
+            self.in_flight.labels(route).dec()
+            self.finished.labels(route, account.outcome).inc()
+            self.duration.labels(route).observe(time.monotonic() - account.started)
+
+
+class Account:
+    """The books of one request. Without any word it counts as cancelled."""
+
+    def __init__(self, metrics: Metrics, route: str) -> None:
+        self._metrics = metrics
+        self._route = route
+        self.outcome = Outcome.CANCELLED
+        self.started = time.monotonic()
+
+    def accepted(self, prompt_tokens: int) -> None:
+        """The engine has taken the request."""
+        self._metrics.prompt_tokens.inc(prompt_tokens)
+
+    def first_token(self) -> None:
+        """The first token has arrived here."""
+        elapsed = time.monotonic() - self.started
+        self._metrics.first_token.labels(self._route).observe(elapsed)
+
+    def generated(self, tokens: int) -> None:
+        """Tokens that went out; called once, at the end."""
+        self._metrics.generated_tokens.inc(tokens)
+
+    def succeeded(self) -> None:
+        self.outcome = Outcome.SUCCEEDED
+
+    def refused_or_failed(self, error: GatewayError) -> None:
+        """An error before the first byte (or after it: then it is a 5xx)."""
+        refused = error.status < 500 or error.status == 503
+        self.outcome = Outcome.REFUSED if refused else Outcome.FAILED
+        self._count(error)
+
+    def broken(self, error: GatewayError) -> None:
+        """A stream that failed after its first byte."""
+        self.outcome = Outcome.FAILED
+        self._count(error)
+
+    def _count(self, error: GatewayError) -> None:
+        self._metrics.errors.labels(self._route, error.status, error.error_type).inc()

@@ -1,0 +1,68 @@
+"""Sockets and connections: bind, serve, close."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Final
+
+from aiohttp import web
+
+from proxy.http_protocol import protocol_factory
+
+_BACKLOG: Final = 1024
+_KEEPALIVE: Final = 75.0
+"""Seconds an idle connection is kept: more than what proxies in front keep theirs."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError when the address is taken or wrong."""
+    family, kind, proto, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return sock
+
+
+class HttpServer:
+    """One application on some sockets."""
+
+    def __init__(self, app: web.Application) -> None:
+        # A handler is cancelled as soon as its client leaves, also during prefill.
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        self._listeners: list[asyncio.Server] = []
+
+    async def start(self, *sockets: socket.socket) -> None:
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None
+        factory = protocol_factory(
+            server,
+            access_log=None,
+            auto_decompress=False,
+            keepalive_timeout=_KEEPALIVE,
+        )
+        loop = asyncio.get_running_loop()
+        for sock in sockets:
+            self._listeners.append(await loop.create_server(factory, sock=sock))
+
+    def stop_listening(self) -> None:
+        """Take no new connections; the open ones go on."""
+        for listener in self._listeners:
+            listener.close()
+
+    async def close(self) -> None:
+        """Close the listeners and every connection, idle or not."""
+        self.stop_listening()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await self._runner.cleanup()

@@ -1,0 +1,189 @@
+"""Every setting of the gateway, once: command line > environment > file > default.
+
+The fields below are the documentation: their descriptions feed `--help` and are
+checked against docs/settings.md. Unknown names are refused wherever they stand.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from translators.contract import CONTRACTS, Contract, ContractName
+from translators.triton_stream import FrameStyle
+
+ENV_PREFIX: Final = "MINDIE_GATEWAY_"
+CONFIG_FILE_ENV: Final = ENV_PREFIX + "CONFIG_FILE"
+VLLM_TABLE: Final = "vllm"
+_SECRET_WORDS: Final = ("token", "key", "password", "secret")
+
+
+class SettingsError(Exception):
+    """Settings that cannot be honoured; the message is for the operator."""
+
+
+class Settings(BaseModel):
+    """The gateway's own settings. vLLM's engine options are not among them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(1025, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    contract: ContractName = Field(
+        "documented", description="Which contract to keep: the API page's or the real server's."
+    )
+    full_text: bool = Field(
+        False, description="Each frame holds all text so far (MindIE's fullTextEnabled)."
+    )
+    data_space: bool = Field(False, description="Write `data: ` with a space in each frame.")
+    brace_escape: bool = Field(
+        True, description="Write `{` as \\u007b in texts with both braces; Huawei's SDK needs it."
+    )
+    triton_dialect: bool = Field(
+        True, description="Understand the top-level fields of Triton and TensorRT-LLM clients."
+    )
+    body_limit: int = Field(
+        40 * 1024 * 1024, ge=1024, description="Largest request body in bytes; more is 413."
+    )
+    max_input_token_len: int | None = Field(
+        None, ge=1, description="Most prompt tokens; unset: what the model's context allows."
+    )
+    max_iter_times: int | None = Field(
+        None, ge=1, description="Most new tokens of any request; unset: the room in the context."
+    )
+    max_requests: int | None = Field(
+        None,
+        ge=1,
+        description="Requests at once, beyond which 503; unset: 4 times the engine's max_num_seqs.",
+    )
+    token_timeout: float = Field(
+        600.0, gt=0, description="Seconds any request waits for its next token at most."
+    )
+    e2e_timeout: float = Field(
+        3600.0, gt=0, description="Seconds any request may take from its start to its end."
+    )
+    write_timeout: float = Field(
+        60.0, gt=0, description="Seconds a client may refuse to read before it is dropped."
+    )
+    body_timeout: float = Field(
+        60.0, gt=0, description="Seconds a client may take to send its request body."
+    )
+    drain_timeout: float = Field(
+        30.0, ge=0, description="Seconds that running streams get to finish after SIGTERM."
+    )
+    stay_after_engine_death: bool = Field(
+        False, description="Keep answering 503 when the engine has died instead of ending."
+    )
+    token_path: Literal["direct", "collector"] = Field(
+        "direct",
+        description="How tokens leave vLLM: each with its own times, or from vLLM's collectors, "
+        "which may merge some.",
+    )
+    log_level: str = Field(
+        "info", pattern="^(debug|info|warning|error)$", description="debug, info, warning, error."
+    )
+
+    @property
+    def rules(self) -> Contract:
+        """The contract in force."""
+        return CONTRACTS[self.contract]
+
+    def frame_style(self, *, accumulate: bool) -> FrameStyle:
+        """How frames look; `accumulate` is the request's own wish for the text so far."""
+        return FrameStyle(
+            full_text=self.full_text or accumulate,
+            data_space=self.data_space,
+            brace_escape=self.brace_escape,
+        )
+
+
+def load_settings(
+    cli: Mapping[str, Any], config_file: str | None
+) -> tuple[Settings, dict[str, Any]]:
+    """The effective settings and the config file's table of vLLM options.
+
+    `cli` holds what was given on the command line, by field name. Raises
+    SettingsError naming every setting that is wrong or unknown.
+    """
+    _refuse_unknown_environment()
+    from_file = _read_file(config_file) if config_file else {}
+    vllm = from_file.pop(VLLM_TABLE, {})
+    unknown = sorted(set(from_file) - set(Settings.model_fields))
+    if unknown:
+        raise SettingsError(f"unknown settings in the config file: {', '.join(unknown)}")
+    if not isinstance(vllm, dict):
+        raise SettingsError(f"[{VLLM_TABLE}] in the config file must be a table")
+    environment = _from_environment()
+    try:
+        return Settings(**{**from_file, **environment, **cli}), vllm
+    except ValidationError as error:
+        raise SettingsError(_readable(error)) from None
+
+
+def _from_environment() -> dict[str, str]:
+    names = {ENV_PREFIX + name.upper(): name for name in Settings.model_fields}
+    return {names[key]: value for key, value in os.environ.items() if key in names and value}
+
+
+def _refuse_unknown_environment() -> None:
+    known = {ENV_PREFIX + name.upper() for name in Settings.model_fields} | {CONFIG_FILE_ENV}
+    unknown = sorted(key for key in os.environ if key.startswith(ENV_PREFIX) and key not in known)
+    if unknown:
+        raise SettingsError(f"unknown environment variables: {', '.join(unknown)}")
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cannot read the config file: {error.strerror}: {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"the config file {path} is not TOML: {error}") from None
+
+
+def _readable(error: ValidationError) -> str:
+    lines = (
+        f"{'.'.join(map(str, item['loc'])) or 'settings'}: {item['msg']}"
+        for item in error.errors(include_url=False)
+    )
+    return "; ".join(lines)
+
+
+def vllm_flags(table: Mapping[str, Any]) -> list[str]:
+    """The config file's [vllm] table as command-line flags of vLLM."""
+    flags: list[str] = []
+    for key, value in table.items():
+        name = "--" + key.replace("_", "-")
+        if value is True:
+            flags.append(name)
+        elif value is False:
+            flags.append("--no-" + name.removeprefix("--"))
+        elif isinstance(value, list):
+            flags += [name, *map(str, value)]
+        else:
+            flags += [name, str(value)]
+    return flags
+
+
+def hidden_secrets(flags: list[str]) -> list[str]:
+    """vLLM flags for display: the values of what sounds like a secret are masked."""
+    shown: list[str] = []
+    masking = False
+    for flag in flags:
+        if flag.startswith("-"):
+            name, has_value, _ = flag.partition("=")
+            masking = _sounds_secret(name)
+            shown.append(f"{name}=******" if masking and has_value else flag)
+        else:
+            shown.append("******" if masking else flag)
+    return shown
+
+
+def _sounds_secret(flag: str) -> bool:
+    words = flag.strip("-").lower().replace("_", "-").split("-")
+    return any(word in _SECRET_WORDS for word in words)

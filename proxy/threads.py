@@ -1,0 +1,39 @@
+"""Long blocking work beside the event loop, in daemon threads.
+
+An executor's threads are joined when the interpreter ends, which would make a
+process that is told to stop wait for a model to load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a thread of its own; SystemExit in it becomes an ordinary error."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def resolve(action: Callable[[], None]) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(lambda: None if done.done() else action())
+
+    def body() -> None:
+        try:
+            result = work()
+        except SystemExit as error:
+            wrapped = RuntimeError(f"exit {error.code}")
+            resolve(lambda: done.set_exception(wrapped))
+        except BaseException as error:
+            caught = error
+            resolve(lambda: done.set_exception(caught))
+        else:
+            resolve(lambda: done.set_result(result))
+
+    threading.Thread(target=body, daemon=True, name=work.__name__).start()
+    return await done

@@ -1,0 +1,100 @@
+"""Every answer that is not a success, as one exception tree.
+
+    GatewayError
+    ├── BadRequest            400  malformed HTTP-level input
+    ├── NotFound              404  model, path, method
+    ├── BodyTooLarge          413  body over the limit (its JSON has another shape)
+    ├── UnsupportedEncoding   415  request with Content-Encoding
+    ├── InvalidInput          422  JSON, id, text_input, media, parameters
+    ├── GenerationError       424  prompt too long, refused by the engine
+    ├── IncompleteGeneration  500  engine failed, unknown id to stop
+    │   └── GenerationTimeout 500  no token, or no end, in time
+    └── ServiceUnavailable    503  starting, stopping, dead, overloaded
+
+Statuses and `error_type` are those of contract §1. The texts are ours; they
+never hold a path, a traceback or a prompt.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import orjson
+
+
+class GatewayError(Exception):
+    """A failure with a defined answer.
+
+    `message` is shown to the client; `retry_after` (seconds) becomes the
+    `Retry-After` header.
+    """
+
+    status: ClassVar[int] = 500
+    error_type: ClassVar[str] = "Incomplete Generation"
+
+    def __init__(self, message: str, *, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after = retry_after
+
+    def body(self) -> bytes:
+        """The JSON body of a failure before the first byte (contract §1)."""
+        return orjson.dumps({"error": self.message, "error_type": self.error_type})
+
+
+class BadRequest(GatewayError):
+    status = 400
+    error_type = "Bad Request"
+
+
+class NotFound(GatewayError):
+    status = 404
+    error_type = "NotFoundError"
+
+
+class BodyTooLarge(GatewayError):
+    status = 413
+    error_type = "Payload Too Large"
+
+    def body(self) -> bytes:
+        return orjson.dumps({"message": self.message})
+
+
+class UnsupportedEncoding(GatewayError):
+    status = 415
+    error_type = "Unsupported Media Type"
+
+
+class InvalidInput(GatewayError):
+    status = 422
+    error_type = "Input Validation Error"
+
+
+class GenerationError(GatewayError):
+    status = 424
+    error_type = "Generation Error"
+
+
+class IncompleteGeneration(GatewayError):
+    status = 500
+    error_type = "Incomplete Generation"
+
+    # What the `server` contract writes into a broken stream (contract §8).
+    stream_text: ClassVar[str] = "Failed to get engine response"
+
+
+class GenerationTimeout(IncompleteGeneration):
+    """One of the three clocks of contract §5 ran out."""
+
+    def __init__(self, clock: str, seconds: float) -> None:
+        super().__init__(f"{clock} of {seconds:g} s ran out")
+        self.clock = clock
+
+    @property
+    def server_text(self) -> str:
+        return f"Engine callback timeout: {self.clock}"
+
+
+class ServiceUnavailable(GatewayError):
+    status = 503
+    error_type = "Service Unavailable"

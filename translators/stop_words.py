@@ -1,0 +1,43 @@
+"""Stop words in streamed text: end before the first match, never leak a part of one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Matched(NamedTuple):
+    """The text that may be shown now, and whether a stop word ended it."""
+
+    text: str
+    stopped: bool
+
+
+class StopWords:
+    """Holds back what could be the beginning of a stop word."""
+
+    def __init__(self, words: tuple[str, ...]) -> None:
+        self._words = words
+        self._held = ""
+
+    def push(self, text: str) -> Matched:
+        """Add new text. After `stopped` nothing more may be pushed."""
+        window = self._held + text
+        found = [at for word in self._words if (at := window.find(word)) >= 0]
+        if found:
+            self._held = ""
+            return Matched(window[: min(found)], True)
+        keep = max((self._overlap(window, word) for word in self._words), default=0)
+        cut = len(window) - keep
+        self._held = window[cut:]
+        return Matched(window[:cut], False)
+
+    def flush(self) -> str:
+        """What was held back, when the text ended by itself."""
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _overlap(window: str, word: str) -> int:
+        """Length of the longest end of `window` that begins `word`."""
+        longest = min(len(window), len(word) - 1)
+        return next((n for n in range(longest, 0, -1) if window.endswith(word[:n])), 0)

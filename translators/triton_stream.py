@@ -1,0 +1,225 @@
+"""generate_stream: tokens in, MindIE's frames out (contract §4).
+
+One object per request, four verbs: `frame` for each token, `stopped` when the
+request was stopped from outside, `failed` when it broke, and nothing else. The
+constant parts of a frame are built once; per token only text and numbers are
+encoded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+from translators.contract import Contract
+from translators.errors import GatewayError, GenerationTimeout, IncompleteGeneration
+from translators.stop_words import StopWords
+from translators.tokens import Finish, FinishReason, Token
+
+_US: Final = 1_000_000
+_MS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class FrameStyle:
+    """The operator's switches of contract §4."""
+
+    full_text: bool = False
+    """Each frame holds all text so far (MindIE's `fullTextEnabled`)."""
+    data_space: bool = False
+    """`data: ` instead of `data:`."""
+    brace_escape: bool = True
+    """`{` as `\\u007b` in texts that hold both braces."""
+
+
+def json_string(text: str) -> bytes:
+    """`text` as a JSON string in raw UTF-8; U+FFFD replaces what is not text."""
+    try:
+        return orjson.dumps(text)
+    except orjson.JSONEncodeError:
+        return orjson.dumps(
+            text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        )
+
+
+def finish_word(contract: Contract, finish: Finish, *, on_last_token: bool) -> str:
+    """The contract's word for an end (contract §4 and §8)."""
+    match finish.reason:
+        case FinishReason.END:
+            return contract.end_on_last_token if on_last_token else "eos_token"
+        case FinishReason.LENGTH:
+            return "length"
+        case FinishReason.STOPPED:
+            return "stop_sequence"
+        case FinishReason.UNKNOWN:
+            return contract.unknown_finish
+
+
+class TritonStream:
+    """The frames of one request.
+
+    `max_tokens` is the number of tokens this request may generate at most.
+    `ended` turns true with the last frame; a stop word can bring it about while
+    the engine would go on, and the caller then cancels the engine's request.
+    """
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        model_name: str,
+        details: bool,
+        max_tokens: int,
+        contract: Contract,
+        style: FrameStyle,
+        stop_words: tuple[str, ...] = (),
+    ) -> None:
+        opening = b"data: {" if style.data_space else b"data:{"
+        self._head = (
+            opening
+            + b'"id":'
+            + orjson.dumps(request_id)
+            + b',"model_name":'
+            + orjson.dumps(model_name)
+            + b',"model_version":null,"text_output":'
+        )
+        self._contract = contract
+        self._details = details
+        self._max_tokens = max_tokens
+        self._escape = _BraceEscape(style.brace_escape)
+        self._full = bytearray() if style.full_text else None
+        self._stop_words = StopWords(stop_words) if stop_words else None
+        self._batch_size = 0
+        self.generated = 0
+        self.ended = False
+
+    @property
+    def fails_with_normal_end(self) -> bool:
+        """Whether `failed` is followed by a normal end (contract §8)."""
+        return self._contract.raw_failure_text
+
+    def frame(self, token: Token) -> bytes:
+        """The frame of one token. Must not be called once `ended` is true."""
+        self.generated += 1
+        self._batch_size = token.batch_size
+        text, finish = token.text, token.finish
+        if self._stop_words is not None:
+            text, finish = self._cut(self._stop_words, text, finish)
+        if finish is None:
+            head, tail = self._head + self._text(text), None
+        else:
+            self.ended = True
+            if finish.tail and self._contract.flush_tail:
+                text += finish.tail
+            head, tail = self._head + self._text(text), finish
+        if not self._details:
+            return head + b"}\n\n"
+        return head + self._details_of(token, tail)
+
+    def stopped(self) -> bytes:
+        """The last frame of a request that stopInfer ended: no token of its own."""
+        self.ended = True
+        head = self._head + self._text(self._stop_words.flush() if self._stop_words else "")
+        return head + self._closing_details() + b"}\n\n"
+
+    def failed(self, error: GatewayError) -> bytes:
+        """What a stream that broke after its first byte ends with (contract §5, §8).
+
+        The `documented` contract's error frame, which the caller follows with
+        a dropped connection; or the `server` contract's raw text, followed by
+        a normal end.
+        """
+        self.ended = True
+        if self._contract.raw_failure_text:
+            return _server_failure_text(error).encode()
+        return (
+            self._head
+            + b'""'
+            + self._closing_details()
+            + b',"err_msg":'
+            + orjson.dumps(error.message or error.error_type)
+            + b',"error_type":'
+            + orjson.dumps(error.error_type)
+            + b"}\n\n"
+        )
+
+    def _text(self, text: str) -> bytes:
+        encoded = json_string(text)
+        if self._full is None:
+            return self._escape(encoded)
+        return self._escape.joined(self._full, encoded)
+
+    def _cut(
+        self, stop_words: StopWords, text: str, finish: Finish | None
+    ) -> tuple[str, Finish | None]:
+        shown, stopped = stop_words.push(text)
+        if stopped:
+            return shown, Finish(FinishReason.END)
+        if finish is not None:
+            shown += stop_words.flush()
+        return shown, finish
+
+    def _details_of(self, token: Token, finish: Finish | None) -> bytes:
+        reason = b""
+        if finish is not None:
+            on_last = self.generated >= self._max_tokens
+            word = finish_word(self._contract, finish, on_last_token=on_last)
+            reason = b'"finish_reason":%b,' % orjson.dumps(word)
+        return (
+            b',"details":{%b"generated_tokens":%d,"first_token_cost":null,"decode_cost":null,'
+            b'"batch_size":%d,"queue_wait_time":%d},%b}\n\n'
+            % (reason, self.generated, token.batch_size, token.waited * _US, self._times(token))
+        )
+
+    def _times(self, token: Token) -> bytes:
+        value = token.latency * _MS
+        number = b"%d" % value if self._contract.integer_times else orjson.dumps(round(value, 3))
+        if self.generated == 1:
+            return b'"prefill_time":%b,"decode_time":null' % number
+        return b'"prefill_time":null,"decode_time":%b' % number
+
+    def _closing_details(self) -> bytes:
+        if not self._details:
+            return b""
+        return (
+            b',"details":{"finish_reason":"stop_sequence","generated_tokens":%d,'
+            b'"first_token_cost":null,"decode_cost":null,"batch_size":%d,"queue_wait_time":0},'
+            b'"prefill_time":null,"decode_time":null' % (self.generated, self._batch_size)
+        )
+
+
+class _BraceEscape:
+    """`{` as `\\u007b` where a JSON string holds both braces (contract §4)."""
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._opened = self._closed = False
+
+    def __call__(self, encoded: bytes) -> bytes:
+        if self._enabled and b"{" in encoded and b"}" in encoded:
+            return encoded.replace(b"{", b"\\u007b")
+        return encoded
+
+    def joined(self, so_far: bytearray, encoded: bytes) -> bytes:
+        """Append a JSON string to the text so far and return the whole, quoted.
+
+        The text so far is kept escaped, so that the cost of a frame grows with
+        the bytes sent and with nothing else.
+        """
+        both_before = self._opened and self._closed
+        self._opened = self._opened or b"{" in encoded or b"\\u007b" in encoded
+        self._closed = self._closed or b"}" in encoded
+        if self._enabled and self._opened and self._closed:
+            if not both_before:
+                so_far[:] = so_far.replace(b"{", b"\\u007b")
+            encoded = encoded.replace(b"{", b"\\u007b")
+        so_far += encoded[1:-1]
+        return b'"%b"' % bytes(so_far)
+
+
+def _server_failure_text(error: GatewayError) -> str:
+    if isinstance(error, GenerationTimeout):
+        return error.server_text
+    return IncompleteGeneration.stream_text
