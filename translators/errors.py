@@ -43,16 +43,22 @@ class GatewayError(Exception):
 
 
 class BadRequest(GatewayError):
+    """Malformed HTTP, or a body that does not arrive."""
+
     status = 400
     error_type = "Bad Request"
 
 
 class NotFound(GatewayError):
+    """The model is not served, or there is no such route or method."""
+
     status = 404
     error_type = "NotFoundError"
 
 
 class BodyTooLarge(GatewayError):
+    """The body is over the limit; its JSON is `{"message": ...}`."""
+
     status = 413
     error_type = "Payload Too Large"
 
@@ -61,21 +67,29 @@ class BodyTooLarge(GatewayError):
 
 
 class UnsupportedEncoding(GatewayError):
+    """The request has a Content-Encoding."""
+
     status = 415
     error_type = "Unsupported Media Type"
 
 
 class InvalidInput(GatewayError):
+    """JSON, id, text_input, media or parameters are not as they must be."""
+
     status = 422
     error_type = "Input Validation Error"
 
 
 class GenerationError(GatewayError):
+    """The prompt is too long, or the engine refuses the request."""
+
     status = 424
     error_type = "Generation Error"
 
 
 class IncompleteGeneration(GatewayError):
+    """The engine failed, or a time limit ran out."""
+
     status = 500
     error_type = "Incomplete Generation"
 
@@ -96,5 +110,7 @@ class GenerationTimeout(IncompleteGeneration):
 
 
 class ServiceUnavailable(GatewayError):
+    """Starting, shutting down, dead, or too many requests."""
+
     status = 503
     error_type = "Service Unavailable"
