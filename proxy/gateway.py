@@ -53,6 +53,7 @@ class Gateway:
         self._info: ModelInfo | None = None
         self._generated_ids = itertools.count(1)
         self._warned_priority = False
+        self.metrics.waiting.set_function(self._waiting)
 
     @property
     def engine(self) -> Engine:
@@ -76,6 +77,9 @@ class Gateway:
         self.admission.limit = self.settings.max_requests or default_limit
         if self.state is State.STARTING:
             self.enter(State.READY)
+
+    def _waiting(self) -> float:
+        return 0 if self._engine is None else self._engine.load().waiting
 
     async def close_engine(self) -> None:
         if self._engine is not None:

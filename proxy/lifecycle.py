@@ -15,7 +15,7 @@ from typing import Final
 from proxy.app import build_app
 from proxy.engines.base import Engine
 from proxy.gateway import EngineFactory, Gateway, State
-from proxy.server import HttpServer, bind
+from proxy.server import CLOSE_TIMEOUT, HttpServer, bind
 from proxy.settings import Settings, SettingsError
 from translators.errors import IncompleteGeneration, ServiceUnavailable
 
@@ -30,6 +30,10 @@ EXIT_BIND: Final = 3
 _LAST_WORDS: Final = 2.0
 """Seconds that broken streams get to deliver their error frames."""
 _POLL: Final = 0.05
+_ENGINE_CLOSE: Final = 10.0
+"""Seconds that the engine gets to stop before its processes are killed."""
+CLOSING: Final = _LAST_WORDS + CLOSE_TIMEOUT + _ENGINE_CLOSE
+"""Seconds that the end takes at most after the drain: last words, connections, the engine."""
 
 
 def run(settings: Settings, model: str | None, engine_flags: list[str]) -> int:
@@ -83,7 +87,7 @@ class Process:
             code = await self._until_the_end()
         finally:
             await self.server.close()
-            await self.gateway.close_engine()
+            await self._close_engine()
             self.gateway.enter(State.STOPPED)
         return code
 
@@ -124,6 +128,13 @@ class Process:
             log.warning("drain deadline: breaking %d requests", len(self.gateway.live))
             self.gateway.live.break_all(ServiceUnavailable("the server is shutting down"))
             await self._wait_until_idle(_LAST_WORDS)
+
+    async def _close_engine(self) -> None:
+        try:
+            async with asyncio.timeout(_ENGINE_CLOSE):
+                await self.gateway.close_engine()
+        except TimeoutError:
+            log.warning("the engine does not stop: its processes are killed")
 
     async def _wait_until_idle(self, seconds: float) -> bool:
         loop = asyncio.get_running_loop()

@@ -65,6 +65,11 @@ class Metrics:
             ["route"],
             registry=registry,
         )
+        self.waiting = Gauge(
+            "mindie_gateway_requests_waiting",
+            "Admitted requests that the engine's scheduler has not begun; autoscalers read it.",
+            registry=registry,
+        )
         self.prompt_tokens = Counter(
             "mindie_gateway_prompt_tokens",
             "Prompt tokens of requests that the engine accepted.",

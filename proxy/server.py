@@ -14,6 +14,8 @@ from proxy.http_protocol import protocol_factory
 _BACKLOG: Final = 1024
 _KEEPALIVE: Final = 75.0
 """Seconds an idle connection is kept: more than what proxies in front keep theirs."""
+CLOSE_TIMEOUT: Final = 5.0
+"""Seconds that closing all connections may take at the end."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -64,5 +66,5 @@ class HttpServer:
         """Close the listeners and every connection, idle or not."""
         self.stop_listening()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(CLOSE_TIMEOUT):
                 await self._runner.cleanup()
