@@ -258,6 +258,13 @@ assert {field.name for field in fields(Contract)} == {
 }
 
 
+MAX_WORDS: Final = 64
+"""Stop words, and bad words, of one request: each is matched at every token."""
+MAX_WORD_LENGTH: Final = 1024
+"""Characters of one of them."""
+_WORDS: Final = f"string or list: up to {MAX_WORDS}, of {MAX_WORD_LENGTH} characters each; "
+
+
 class DialectField(NamedTuple):
     """A top-level generation field of Triton and TensorRT-LLM clients (contract §3)."""
 
@@ -274,12 +281,10 @@ DIALECT: Final = (
     DialectField("temperature", "temperature", Range(0.0), False, "0.0 means greedy"),
     DialectField("top_k", "top_k", Range(0, INT32_MAX), True, "0 is as if absent"),
     DialectField("top_p", "top_p", Range(0.0, 1.0), True, "0.0 is as if absent"),
-    DialectField("stop_words", None, None, False, "string or list; these end the text"),
-    DialectField("bad_words", None, None, False, "string or list; never generated"),
+    DialectField("stop_words", None, None, False, _WORDS + "they end the text"),
+    DialectField("bad_words", None, None, False, _WORDS + "never generated"),
     DialectField("accumulate_tokens", None, None, False, "true: each frame has the text so far"),
 )
 DIALECT_TWINS: Final = {row.parameter: row for row in DIALECT if row.parameter is not None}
 DIALECT_IGNORED: Final = ("stream", "end_id", "min_length")
-MAX_WORDS: Final = 64
-"""Stop words, and bad words, of one request: each is matched at every token."""
 MEDIA_TYPES: Final = ("image_url", "video_url", "audio_url")

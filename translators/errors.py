@@ -32,6 +32,11 @@ class GatewayError(Exception):
     status: ClassVar[int] = 500
     error_type: ClassVar[str] = "Incomplete Generation"
 
+    @property
+    def stream_text(self) -> str:
+        """What the `server` contract writes into a broken stream (contract §8)."""
+        return "Failed to get engine response"
+
     def __init__(self, message: str, *, retry_after: int | None = None) -> None:
         super().__init__(message)
         self.message = message
@@ -93,9 +98,6 @@ class IncompleteGeneration(GatewayError):
     status = 500
     error_type = "Incomplete Generation"
 
-    # What the `server` contract writes into a broken stream (contract §8).
-    stream_text: ClassVar[str] = "Failed to get engine response"
-
 
 class GenerationTimeout(IncompleteGeneration):
     """One of the three clocks of contract §5 ran out."""
@@ -105,7 +107,7 @@ class GenerationTimeout(IncompleteGeneration):
         self.clock = clock
 
     @property
-    def server_text(self) -> str:
+    def stream_text(self) -> str:
         return f"Engine callback timeout: {self.clock}"
 
 

@@ -18,6 +18,7 @@ from translators.body import json_type
 from translators.contract import (
     DIALECT_TWINS,
     ID_PATTERN,
+    MAX_WORD_LENGTH,
     MAX_WORDS,
     MEDIA_TYPES,
     Contract,
@@ -253,6 +254,11 @@ def _words(name: str, top: Mapping[str, Any]) -> tuple[str, ...]:
         raise InvalidInput(f'"{name}" must be a string or a list of strings, got {shown(value)}')
     if len(words) > MAX_WORDS:
         raise InvalidInput(f'"{name}" must hold at most {MAX_WORDS} strings, got {len(words)}')
+    longest = max(map(len, words), default=0)
+    if longest > MAX_WORD_LENGTH:
+        raise InvalidInput(
+            f'"{name}" must hold strings of at most {MAX_WORD_LENGTH} characters, got {longest}'
+        )
     return tuple(word for word in words if word)
 
 

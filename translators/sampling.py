@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from translators.contract import DEFAULT_TOP_K, FLOAT32_MAX
+from translators.contract import DEFAULT_TOP_K
 from translators.request import Parameters
 
 GREEDY_BELOW: Final = 1e-5
@@ -18,6 +18,8 @@ _INT64_MAX: Final = 2**63 - 1
 _NO_SEED: Final = -1
 """vLLM reads -1 as "no seed"; the fold of the largest seed would hit it."""
 _FOLDED_NO_SEED: Final = -(2**62)
+_HOTTEST: Final = 3.4028234663852886e38
+"""The largest float32; hotter is as even as this."""
 _PENALTY_LIMITS: Final = (1e-30, 1e30)
 """Beyond these a logit becomes infinite or NaN in the engine's float32."""
 
@@ -64,22 +66,37 @@ def resolve_sampling(
 ) -> Sampling:
     """Decide between greedy and sampling and fill in what is missing.
 
+    A sampling request takes it from the model, then from contract §3; a greedy
+    one, however it became greedy, has nothing to take.
+
     `room` is the largest number of new tokens that the context and the server
     allow; more is cut, never refused.
     """
-    max_tokens = min(parameters.max_new_tokens, room)
-    seed = fold_seed(parameters.seed)
-    if _is_sampling(parameters, defaults):
-        return _sampling(parameters, defaults, vocab_size, seed, max_tokens)
+    temperature = _temperature(parameters, defaults)
+    if temperature == 0.0:
+        top_k, top_p = None, 1.0
+        penalty = _first(parameters.repetition_penalty, 1.0)
+    else:
+        top_k = _top_k(_first(parameters.top_k, defaults.top_k, DEFAULT_TOP_K), vocab_size)
+        top_p = _first(parameters.top_p, defaults.top_p, 1.0)
+        penalty = _first(parameters.repetition_penalty, defaults.repetition_penalty, 1.0)
     return Sampling(
-        temperature=0.0,
-        top_k=None,
-        top_p=1.0,
-        repetition_penalty=_penalty(_first(parameters.repetition_penalty, 1.0)),
-        seed=seed,
-        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=_penalty(penalty),
+        seed=fold_seed(parameters.seed),
+        max_tokens=min(parameters.max_new_tokens, room),
         bad_words=parameters.bad_words,
     )
+
+
+def _temperature(parameters: Parameters, defaults: ModelDefaults) -> float:
+    """What the engine divides by; 0.0 is greedy."""
+    if not _is_sampling(parameters, defaults):
+        return 0.0
+    wanted: float = _first(parameters.temperature, defaults.temperature, 1.0)
+    return 0.0 if wanted < GREEDY_BELOW else min(wanted, _HOTTEST)
 
 
 def _is_sampling(parameters: Parameters, defaults: ModelDefaults) -> bool:
@@ -90,25 +107,8 @@ def _is_sampling(parameters: Parameters, defaults: ModelDefaults) -> bool:
     return bool(defaults.do_sample)
 
 
-def _sampling(
-    parameters: Parameters,
-    defaults: ModelDefaults,
-    vocab_size: int,
-    seed: int | None,
-    max_tokens: int,
-) -> Sampling:
-    temperature = _first(parameters.temperature, defaults.temperature, 1.0)
-    top_k = _first(parameters.top_k, defaults.top_k, DEFAULT_TOP_K)
-    penalty = _first(parameters.repetition_penalty, defaults.repetition_penalty, 1.0)
-    return Sampling(
-        temperature=0.0 if temperature < GREEDY_BELOW else min(temperature, FLOAT32_MAX),
-        top_k=min(top_k, vocab_size) if top_k > 0 else None,
-        top_p=_first(parameters.top_p, defaults.top_p, 1.0),
-        repetition_penalty=_penalty(penalty),
-        seed=seed,
-        max_tokens=max_tokens,
-        bad_words=parameters.bad_words,
-    )
+def _top_k(wanted: int, vocab_size: int) -> int | None:
+    return min(wanted, vocab_size) if wanted > 0 else None
 
 
 def _first(*values: Any) -> Any:

@@ -1,4 +1,9 @@
-"""Stop words in streamed text: end before the first match, never leak a part of one."""
+"""Stop words in streamed text: end before the first match, never leak a part of one.
+
+The first match is the one that is complete first, because that is when a stream
+has to stop; of those complete at once it is the longest. So the text does not
+depend on how the tokens cut it.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +27,11 @@ class StopWords:
     def push(self, text: str) -> Matched:
         """Add new text. After `stopped` nothing more may be pushed."""
         window = self._held + text
-        found = [at for word in self._words if (at := window.find(word)) >= 0]
+        found = [(at + len(word), at) for word in self._words if (at := window.find(word)) >= 0]
         if found:
             self._held = ""
-            return Matched(window[: min(found)], True)
+            _, at = min(found)
+            return Matched(window[:at], True)
         keep = max((self._overlap(window, word) for word in self._words), default=0)
         cut = len(window) - keep
         self._held = window[cut:]
@@ -39,5 +45,7 @@ class StopWords:
     @staticmethod
     def _overlap(window: str, word: str) -> int:
         """Length of the longest end of `window` that begins `word`."""
-        longest = min(len(window), len(word) - 1)
-        return next((n for n in range(longest, 0, -1) if window.endswith(word[:n])), 0)
+        at = window.find(word[0], max(len(window) - len(word) + 1, 0))
+        while at >= 0 and not word.startswith(window[at:]):
+            at = window.find(word[0], at + 1)
+        return len(window) - at if at >= 0 else 0

@@ -1,9 +1,8 @@
 """generate_stream: tokens in, MindIE's frames out (contract §4).
 
-One object per request, four verbs: `frame` for each token, `stopped` when the
-request was stopped from outside, `failed` when it broke, and nothing else. The
-constant parts of a frame are built once; per token only text and numbers are
-encoded.
+One object per request, three verbs: `frame` for each token, `stopped` when the
+request was stopped from outside, `failed` when it broke. The constant parts of a
+frame are built once; per token only text and numbers are encoded.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from typing import Final
 import orjson
 
 from translators.contract import Contract
-from translators.errors import GatewayError, GenerationTimeout, IncompleteGeneration
+from translators.errors import GatewayError
 from translators.stop_words import StopWords
 from translators.tokens import Finish, FinishReason, Token
 
 _US: Final = 1_000_000
-_MS: Final = 1_000
+_US_PER_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +132,13 @@ class TritonStream:
         """
         self.ended = True
         if self._contract.raw_failure_text:
-            return _server_failure_text(error).encode()
+            return error.stream_text.encode()
         return (
             self._head
             + b'""'
             + self._closing_details()
             + b',"err_msg":'
-            + orjson.dumps(error.message or error.error_type)
+            + json_string(error.message or error.error_type)
             + b',"error_type":'
             + orjson.dumps(error.error_type)
             + b"}\n\n"
@@ -170,12 +169,15 @@ class TritonStream:
         return (
             b',"details":{%b"generated_tokens":%d,"first_token_cost":null,"decode_cost":null,'
             b'"batch_size":%d,"queue_wait_time":%d},%b}\n\n'
-            % (reason, self.generated, token.batch_size, token.waited * _US, self._times(token))
+            % (reason, self.generated, token.batch_size, _micros(token.waited), self._times(token))
         )
 
     def _times(self, token: Token) -> bytes:
-        value = token.latency * _MS
-        number = b"%d" % value if self._contract.integer_times else orjson.dumps(round(value, 3))
+        micros = _micros(token.latency)
+        if self._contract.integer_times:
+            number = b"%d" % (micros // _US_PER_MS)
+        else:
+            number = orjson.dumps(micros / _US_PER_MS)
         if self.generated == 1:
             return b'"prefill_time":%b,"decode_time":null' % number
         return b'"prefill_time":null,"decode_time":%b' % number
@@ -209,7 +211,7 @@ class _BraceEscape:
         the bytes sent and with nothing else.
         """
         both_before = self._opened and self._closed
-        self._opened = self._opened or b"{" in encoded or b"\\u007b" in encoded
+        self._opened = self._opened or b"{" in encoded
         self._closed = self._closed or b"}" in encoded
         if self._enabled and self._opened and self._closed:
             if not both_before:
@@ -219,7 +221,6 @@ class _BraceEscape:
         return b'"%b"' % bytes(so_far)
 
 
-def _server_failure_text(error: GatewayError) -> str:
-    if isinstance(error, GenerationTimeout):
-        return error.server_text
-    return IncompleteGeneration.stream_text
+def _micros(seconds: float) -> int:
+    """Whole microseconds; what lies below is an artefact of subtracting clock stamps."""
+    return round(seconds * _US)

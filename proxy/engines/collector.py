@@ -47,20 +47,22 @@ class CollectorReader:
         self._run.token(ids[-1], times[-1], batch_size, reason)
 
     def _begin(self, stamps: Any) -> float:
-        self._run.queued(stamps.queued_ts)
-        self._run.scheduled(stamps.scheduled_ts)
-        return float(stamps.first_token_ts)
+        if stamps.queued_ts:
+            self._run.queued(stamps.queued_ts)
+            self._run.scheduled(stamps.scheduled_ts)
+        return float(stamps.first_token_ts or stamps.last_token_ts)
 
 
 def spread(count: int, first: float | None, previous: float | None, last: float) -> list[float]:
     """Times of `count` tokens of which the last came at `last`.
 
     `first` is the known time of the first one, if it is the request's first;
-    otherwise the tokens follow the one at `previous`.
+    otherwise the tokens follow the one at `previous`. They never go back in time.
     """
     if first is not None:
-        step = (last - first) / (count - 1) if count > 1 else 0.0
-        return [first + step * index for index in range(count - 1)] + [last]
-    begin = last if previous is None else previous
+        begin = min(first, last)
+        step = (last - begin) / (count - 1) if count > 1 else 0.0
+        return [begin + step * index for index in range(count - 1)] + [last]
+    begin = last if previous is None else min(previous, last)
     step = (last - begin) / count
     return [begin + step * (index + 1) for index in range(count - 1)] + [last]

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 log = logging.getLogger(__name__)
 
 REPLACEMENT: Final = "\ufffd"
-_WINDOW: Final = 6
-"""Prompt tokens that give a sliding window its left context."""
+_CONTEXT_SIZES: Final = range(6, 10)
+"""Prompt tokens that show how the answer's first token follows on. Four sizes,
+because a character has up to four bytes: one of them begins between characters."""
 
-Decode = Callable[[Sequence[int]], str]
+Decode = Callable[[list[int]], str]
 
 
 class Detokenizer(Protocol):
@@ -26,90 +28,100 @@ class Detokenizer(Protocol):
         """The new whole characters, or nothing while a character is incomplete."""
 
     def flush(self) -> str:
-        """What is left of an incomplete character at the end, as U+FFFD, else nothing."""
+        """What was held back of an incomplete character, with U+FFFD, else nothing."""
 
 
 def make_detokenizer(tokenizer: Any, prompt: Sequence[int]) -> Detokenizer:
     """The right detokenizer for a Hugging Face tokenizer, primed with the prompt."""
-    backend = getattr(tokenizer, "_tokenizer", None)
-    if type(backend).__module__.startswith("tokenizers"):
-        return StreamDetokenizer(backend, prompt)
+    backend: Any = getattr(tokenizer, "_tokenizer", None)
+    if not type(backend).__module__.startswith("tokenizers"):
+        return WindowDetokenizer(partial(_decode_slowly, tokenizer), prompt)
+    decode = partial(backend.decode, skip_special_tokens=True)
+    context = _context(decode, prompt)
+    # DecodeStream takes a prompt that ends with U+FFFD for half a character, and
+    # would hand the prompt out together with the first token.
+    if decode(context).endswith(REPLACEMENT):
+        return WindowDetokenizer(decode, prompt)
+    return StreamDetokenizer(backend, context)
 
-    def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    return WindowDetokenizer(decode, prompt)
+def _decode_slowly(tokenizer: Any, ids: list[int]) -> str:
+    return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def _context(decode: Decode, prompt: Sequence[int]) -> list[int]:
+    """The end of a prompt, as short as it may be: whole text, or all there is."""
+    ids: list[int] = []
+    text = ""
+    for size in _CONTEXT_SIZES:
+        ids = list(prompt[-size:])
+        text = decode(ids)
+        if text and not text.endswith(REPLACEMENT):
+            return ids
+    return ids if text else list(prompt)
+
+
+def _new_text(decode: Decode, context: list[int], fresh: list[int]) -> str:
+    """The text of `fresh` after `context`."""
+    before, after = decode(context), decode(context + fresh)
+    # Byte tokens that turn out to be no text spoil the ones before them, too.
+    return after[len(before) :] if after.startswith(before) else decode(fresh)
 
 
 class StreamDetokenizer:
-    """Over `tokenizers.DecodeStream`."""
+    """Over `tokenizers.DecodeStream`. `context` is the prompt, or an end of it."""
 
-    def __init__(self, backend: Any, prompt: Sequence[int]) -> None:
+    def __init__(self, backend: Any, context: Sequence[int]) -> None:
         from tokenizers.decoders import DecodeStream
 
-        self._make = DecodeStream
+        self._make = partial(DecodeStream, skip_special_tokens=True)
         self._backend = backend
-        self._stream = DecodeStream(ids=list(prompt), skip_special_tokens=True)
+        self._decode: Decode = partial(backend.decode, skip_special_tokens=True)
+        self._context = list(context)
         self._held: list[int] = []
+        self._stream = self._make(ids=self._context)
 
     def push(self, token_id: int) -> str:
-        try:
-            text = self._stream.step(self._backend, token_id)
-        except Exception as error:
-            text = self._recover(token_id, error)
-        if text:
-            self._held.clear()
-            return str(text)
         self._held.append(token_id)
-        return ""
+        try:
+            text: str | None = self._stream.step(self._backend, token_id)
+        except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
+            log.debug("the token stream is decoded afresh: %s", type(error).__name__)
+            text = self._restart()
+        if not text:
+            return ""
+        self._context, self._held = self._held, []
+        return text
 
     def flush(self) -> str:
-        if not self._held:
-            return ""
-        tail = str(self._backend.decode(self._held, skip_special_tokens=True))
-        return tail if REPLACEMENT in tail else ""
+        return _new_text(self._decode, self._context, self._held) if self._held else ""
 
-    def _recover(self, token_id: int, error: Exception) -> str | None:
-        # Bytes that are no text can put DecodeStream in a state from which every
-        # further step fails; a fresh one goes on from here.
-        log.debug("detokenizer starts afresh: %s", error)
-        self._stream = self._make(skip_special_tokens=True)
-        try:
-            step: str | None = self._stream.step(self._backend, token_id)
-        except Exception:
-            log.warning("the tokenizer cannot decode token %d", token_id)
-            return None
-        return step
+    def _restart(self) -> str:
+        # Byte tokens that are no text put DecodeStream in a state from which
+        # every further step fails.
+        self._stream = self._make(ids=self._held)
+        return _new_text(self._decode, self._context, self._held)
 
 
 class WindowDetokenizer:
     """Over any `decode`: text is new when a longer window shows more of it.
 
-    The window begins a few tokens back, because some tokenizers decode a token
+    The window begins some tokens back, because some tokenizers decode a token
     differently at the beginning of a text.
     """
 
     def __init__(self, decode: Decode, prompt: Sequence[int]) -> None:
         self._decode = decode
-        self._ids = list(prompt[-_WINDOW:])
-        self._begin = 0
-        self._read = len(self._ids)
+        self._context = _context(decode, prompt)
+        self._held: list[int] = []
 
     def push(self, token_id: int) -> str:
-        self._ids.append(token_id)
-        before, after = self._texts()
-        if len(after) <= len(before) or after.endswith(REPLACEMENT):
+        self._held.append(token_id)
+        text = _new_text(self._decode, self._context, self._held)
+        if not text or text.endswith(REPLACEMENT):
             return ""
-        self._begin, self._read = self._read, len(self._ids)
-        return after[len(before) :]
+        self._context, self._held = self._held, []
+        return text
 
     def flush(self) -> str:
-        before, after = self._texts()
-        tail = after[len(before) :]
-        return tail if REPLACEMENT in tail else ""
-
-    def _texts(self) -> tuple[str, str]:
-        return (
-            self._decode(self._ids[self._begin : self._read]),
-            self._decode(self._ids[self._begin :]),
-        )
+        return _new_text(self._decode, self._context, self._held) if self._held else ""

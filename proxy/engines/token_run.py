@@ -56,5 +56,5 @@ class TokenRun:
         token = Token(
             token_id, text, max(at - previous, 0.0), self._waited, max(batch_size, 1), finish
         )
-        self._previous, self._waited = at, 0.0
+        self._previous, self._waited = max(at, previous), 0.0
         self.stream.push(token)
