@@ -42,12 +42,26 @@ def build_app(gateway: Gateway) -> web.Application:
     app = web.Application(middlewares=[_answer_errors])
     app[GATEWAY] = gateway
     for route in ROUTES:
-        app.router.add_route(route.method, route.path, route.handler)
+        _add(app, route.method, route.path, route.handler)
         if route.method == "GET":
-            app.router.add_head(route.path, route.handler)
-    app.router.add_route("*", "/v2/models/{model}/versions/{rest:.*}", _no_versions)
+            _add(app, "HEAD", route.path, route.handler)
+    _add(app, "*", "/v2/models/{model}/versions/{rest:.*}", _no_versions)
+    _add(app, "*", "/{rest:.*}", _no_route)
     app.on_response_prepare.append(_mark_response)
     return app
+
+
+def _add(app: web.Application, method: str, path: str, handler: Handler) -> None:
+    # aiohttp would invite every body (Expect: 100-continue) before the checks; `read_body` does it.
+    app.router.add_route(method, path, handler, expect_handler=_not_yet)
+
+
+async def _not_yet(request: web.Request) -> None:
+    """Neither invite the body nor refuse it."""
+
+
+async def _no_route(request: web.Request) -> web.StreamResponse:
+    raise NotFound("there is no such route")
 
 
 async def _no_versions(request: web.Request) -> web.StreamResponse:
@@ -59,19 +73,29 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         return await handler(request)
     except GatewayError as error:
-        return error_response(error)
+        return _answer(request, error)
     except web.HTTPException as error:
-        return error_response(_from_http(error))
+        return _answer(request, _from_http(error))
     except ConnectionError:
         raise
     except Exception:
         log.exception("unexpected failure of %s", request.match_info.handler.__name__)
-        return error_response(IncompleteGeneration("the request failed inside the gateway"))
+        return _answer(request, IncompleteGeneration("the request failed inside the gateway"))
+
+
+def _answer(request: web.Request, error: GatewayError) -> web.Response:
+    if request.writer.output_size > 0:
+        raise ConnectionError("a response is under way: it is cut off, not followed by another")
+    response = error_response(error)
+    uninvited = "Expect" in request.headers and not request.content.is_eof()
+    if uninvited or isinstance(error, BadRequest):
+        # Nobody knows where the body ends, so no request can follow it.
+        response.force_close()
+    return response
 
 
 def _from_http(error: web.HTTPException) -> GatewayError:
-    # A known path with another method is 404 as well (contract §1).
-    if error.status in (404, 405):
+    if error.status == 404:
         return NotFound("there is no such route")
     return BadRequest(error.reason)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from translators.errors import BadRequest, BodyTooLarge, UnsupportedEncoding
 
@@ -22,11 +22,21 @@ async def read_body(request: web.Request, *, limit: int, timeout: float) -> byte
         raise _too_large(limit)
     try:
         async with asyncio.timeout(timeout):
+            await _invite(request)
             return await _collect(request, limit)
     except TimeoutError:
         raise BadRequest(f"the request body did not arrive within {timeout:g} s") from None
     except web.RequestPayloadError:
         raise BadRequest("the request body is malformed or was cut off") from None
+
+
+async def _invite(request: web.Request) -> None:
+    """Let a client that asks first send its body: nothing speaks against it any more."""
+    expects = request.headers.get("Expect", "").lower() == "100-continue"
+    if expects and request.version >= HttpVersion11 and not request.content.is_eof():
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # No part of the answer: an error may still become one.
+        request.writer.output_size = 0
 
 
 async def _collect(request: web.Request, limit: int) -> bytes:

@@ -8,12 +8,12 @@ the reader of tokens waits only while the client's socket is full.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Awaitable, Sequence
+from typing import Final, Protocol, cast
 
 from aiohttp import HttpVersion11, web
 
-_HIGH_WATER: Final = 64 * 1024
+HIGH_WATER: Final = 64 * 1024
 """Bytes in the transport's buffer above which the tokens wait (asyncio's own default)."""
 
 STREAM_HEADERS: Final = {
@@ -27,6 +27,13 @@ class ClientGone(ConnectionError):
     """The client left, or does not read in time."""
 
 
+class Connection(Protocol):
+    """What a writer asks of the connection beside aiohttp's own (see `http_protocol`)."""
+
+    def close_within(self, seconds: float) -> None:
+        """Send what is buffered, then close; abort when the client does not take it in time."""
+
+
 class FrameWriter:
     """The body of one streamed response."""
 
@@ -35,6 +42,9 @@ class FrameWriter:
         self._response = web.StreamResponse(headers=STREAM_HEADERS)
         self._chunked = request.version >= HttpVersion11
         self._write_timeout = write_timeout
+        if not self._chunked:
+            # The end of the connection is the end of the body, whatever the client asked.
+            self._response.force_close()
 
     async def start(self) -> None:
         """Send status and headers now; the first token may take its time."""
@@ -54,26 +64,23 @@ class FrameWriter:
             transport.write(b"".join([b"%x\r\n%b\r\n" % (len(f), f) for f in frames]))
         else:
             transport.write(b"".join(frames))
-        if transport.get_write_buffer_size() > _HIGH_WATER:
-            await self._drain(transport)
+        if transport.get_write_buffer_size() > HIGH_WATER:
+            await self._in_time(transport, self._writer.drain())
 
     async def finish(self) -> web.StreamResponse:
-        """End the response as a success."""
-        await self._response.write_eof()
+        """End the response as a success. Raises ClientGone as `send` does."""
+        await self._in_time(self._transport(), self._response.write_eof())
         return self._response
 
     def drop(self) -> web.StreamResponse:
         """Let the client have what was written, then close without the final chunk."""
-        transport = self._request.transport
-        if transport is not None:
-            transport.close()
-            asyncio.get_running_loop().call_later(self._write_timeout, transport.abort)
+        cast(Connection, self._request.protocol).close_within(self._write_timeout)
         return self._response
 
-    async def _drain(self, transport: asyncio.Transport) -> None:
+    async def _in_time(self, transport: asyncio.Transport, writing: Awaitable[None]) -> None:
         try:
             async with asyncio.timeout(self._write_timeout):
-                await self._writer.drain()
+                await writing
         except TimeoutError:
             transport.abort()
             raise ClientGone from None

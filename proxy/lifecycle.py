@@ -95,7 +95,7 @@ class Process:
         """Begin the graceful stop, as SIGTERM does; the second call ends the process at once."""
         if self._stop.is_set():
             log.warning("second stop signal: ending at once")
-            _end_now(EXIT_OK)
+            _end_now(EXIT_OK if self._death is None else EXIT_ENGINE)
         self._stop.set()
 
     async def _until_the_end(self) -> int:
@@ -125,7 +125,7 @@ class Process:
         if self.gateway.state is not State.DEAD:
             self.gateway.enter(State.DRAINING)
         if not await self._wait_until_idle(self.settings.drain_timeout):
-            log.warning("drain deadline: breaking %d requests", len(self.gateway.live))
+            log.warning("drain deadline: breaking %d requests", self.gateway.admission.in_use)
             self.gateway.live.break_all(ServiceUnavailable("the server is shutting down"))
             await self._wait_until_idle(_LAST_WORDS)
 
@@ -139,9 +139,10 @@ class Process:
     async def _wait_until_idle(self, seconds: float) -> bool:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        while self.gateway.live and loop.time() < deadline:
+        # Admitted, not live: a request that the engine is just taking counts as well.
+        while self.gateway.admission.in_use and loop.time() < deadline:
             await asyncio.sleep(_POLL)
-        return not self.gateway.live
+        return not self.gateway.admission.in_use
 
     def _on_death(self, reason: str) -> None:
         """The engine is gone: break what runs, refuse what comes, and end unless told to stay."""

@@ -120,6 +120,9 @@ class Metrics:
         except GatewayError as error:
             account.refused_or_failed(error)
             raise
+        except ConnectionError:
+            # The client left: cancelled, unless its last frame was out already.
+            raise
         except Exception:
             account.outcome = Outcome.FAILED
             raise

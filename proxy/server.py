@@ -16,6 +16,8 @@ _KEEPALIVE: Final = 75.0
 """Seconds an idle connection is kept: more than what proxies in front keep theirs."""
 CLOSE_TIMEOUT: Final = 5.0
 """Seconds that closing all connections may take at the end."""
+_LAST_ANSWERS: Final = 1.0
+"""Seconds that handlers get to end by themselves, and again once cancelled; within the above."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -40,7 +42,9 @@ class HttpServer:
 
     def __init__(self, app: web.Application) -> None:
         # A handler is cancelled as soon as its client leaves, also during prefill.
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=_LAST_ANSWERS
+        )
         self._listeners: list[asyncio.Server] = []
 
     async def start(self, *sockets: socket.socket) -> None:

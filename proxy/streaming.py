@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from typing import Protocol
 
 from aiohttp import web
 
 from proxy.engines.stream import TokenStream
-from proxy.frame_writer import FrameWriter
+from proxy.frame_writer import HIGH_WATER, FrameWriter
 from proxy.metrics import Account
-from translators.errors import GatewayError
+from translators.errors import GatewayError, IncompleteGeneration
 from translators.tokens import Token
+
+log = logging.getLogger(__name__)
 
 
 class FrameTranslator(Protocol):
@@ -38,38 +42,63 @@ class FrameTranslator(Protocol):
 async def stream_frames(
     stream: TokenStream, frames: FrameTranslator, writer: FrameWriter, account: Account
 ) -> web.StreamResponse:
-    """Send each token as it comes, until the last, and account for the end."""
+    """Send each token as it comes, until the last, and account for the end.
+
+    Raises the stream's error when it is known before the first byte has left:
+    then it is a plain answer (contract §1).
+    """
+    stream.raise_if_failed()
+    await writer.start()
     try:
-        await writer.start()
-        async for tokens in stream:
-            if not frames.generated:
-                account.first_token()
-            await writer.send(_encode(frames, tokens))
-            if frames.ended:
-                break
-        else:
-            await writer.send([frames.stopped()])
+        await _send_all(stream, frames, writer, account)
         account.succeeded()
         return await writer.finish()
     except GatewayError as error:
-        account.broken(error)
-        return await _fail(frames, writer, error)
+        return await _fail(frames, writer, account, error)
+    except ConnectionError:
+        raise
+    except Exception:
+        log.exception("a stream failed inside the gateway")
+        inside = IncompleteGeneration("the request failed inside the gateway")
+        return await _fail(frames, writer, account, inside)
     finally:
         account.generated(frames.generated)
 
 
-def _encode(frames: FrameTranslator, tokens: list[Token]) -> list[bytes]:
-    encoded = []
+async def _send_all(
+    stream: TokenStream, frames: FrameTranslator, writer: FrameWriter, account: Account
+) -> None:
+    async for tokens in stream:
+        if not frames.generated:
+            account.first_token()
+        for batch in _encoded(frames, tokens):
+            await writer.send(batch)
+        if frames.ended:
+            return
+    await writer.send([frames.stopped()])
+
+
+def _encoded(frames: FrameTranslator, tokens: list[Token]) -> Iterator[list[bytes]]:
+    """One frame per token, in batches that stay small however far the reader lags."""
+    batch: list[bytes] = []
+    size = 0
     for token in tokens:
-        encoded.append(frames.frame(token))
+        frame = frames.frame(token)
+        batch.append(frame)
+        size += len(frame)
         if frames.ended:
             break
-    return encoded
+        if size > HIGH_WATER:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 async def _fail(
-    frames: FrameTranslator, writer: FrameWriter, error: GatewayError
+    frames: FrameTranslator, writer: FrameWriter, account: Account, error: GatewayError
 ) -> web.StreamResponse:
+    account.broken(error)
     await writer.send([frames.failed(error)])
     if frames.fails_with_normal_end:
         return await writer.finish()

@@ -58,6 +58,11 @@ class TokenStream:
         if not self._ended:
             self._end()
 
+    def raise_if_failed(self) -> None:
+        """Reader side: raise what broke the stream, once all tokens before it are taken."""
+        if self._error is not None and not self._pending:
+            raise self._error
+
     @property
     def idle(self) -> bool:
         """Whether the reader has taken everything and waits for the engine."""
@@ -69,8 +74,7 @@ class TokenStream:
     async def __anext__(self) -> list[Token]:
         while not self._pending:
             if self._ended:
-                if self._error is not None:
-                    raise self._error
+                self.raise_if_failed()
                 raise StopAsyncIteration
             self._waiter = self._loop.create_future()
             await self._waiter

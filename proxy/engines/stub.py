@@ -37,10 +37,22 @@ async def echo(request: EngineRequest) -> AsyncIterator[Token]:
         yield Token(count, " " + words[(count - 1) % len(words)], 0.001, 0.0, 1, finish)
 
 
+async def silent(request: EngineRequest) -> AsyncIterator[Token]:
+    """Never a token: the engine is busy with others, or hangs."""
+    await asyncio.Event().wait()
+    yield Token(0, "", 0.0, 0.0, 1)
+
+
 @dataclass(slots=True)
 class _Run:
     stream: TokenStream
     task: asyncio.Task[None]
+
+
+def _open_gate() -> asyncio.Event:
+    gate = asyncio.Event()
+    gate.set()
+    return gate
 
 
 class StubEngine:
@@ -53,8 +65,9 @@ class StubEngine:
         self.submitted: list[EngineRequest] = []
         self.cancelled: list[str] = []
         self.refusal: GatewayError | None = None
-        self.start_gate = asyncio.Event()
-        self.start_gate.set()
+        self.start_gate = _open_gate()
+        self.submit_gate = _open_gate()
+        """Closed (`clear()`), it holds requests that the engine is just taking."""
         self._on_death: Callable[[str], None] | None = None
 
     async def start(self, on_death: Callable[[str], None]) -> ModelInfo:
@@ -67,9 +80,10 @@ class StubEngine:
         return list(range(len(text.split())))
 
     async def submit(self, request: EngineRequest) -> TokenStream:
+        self.submitted.append(request)
+        await self.submit_gate.wait()
         if self.refusal is not None:
             raise self.refusal
-        self.submitted.append(request)
         stream = TokenStream(lambda: self._cancel(request.request_id))
         task = asyncio.create_task(self._play(request, stream))
         self.live[request.request_id] = _Run(stream, task)
