@@ -146,7 +146,12 @@ class EmbeddedEngine:
         if not self._direct:
             return
         processor = self._engine.output_processor
-        needed = ("request_states", "process_outputs", "propagate_error")
+        needed = (
+            "request_states",
+            "process_outputs",
+            "propagate_error",
+            "_update_stats_from_output",
+        )
         missing = [name for name in needed if not hasattr(processor, name)]
         if missing:
             log.warning("this vLLM has no %s: tokens are read from its collectors", missing)

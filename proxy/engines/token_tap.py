@@ -3,8 +3,10 @@
 `AsyncLLM.generate()` merges the outputs of several steps when its reader lags,
 and keeps neither each token's time nor the waits after a preemption. The tap
 stands in front of the engine's `OutputProcessor`, on the instance: it notes the
-raw outputs of a step, lets vLLM process them as ever, and hands them on when the
-same step's scheduler statistics arrive, a moment later in the same task.
+raw outputs of a step and hands them on when the same step's scheduler statistics
+arrive, a moment later in the same task. The first and the last output of a
+request, and everything that is not ours, vLLM processes as ever; from those
+between it only takes its own statistics, since nobody would read the rest.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class TokenTap:
     ) -> None:
         self.runs: dict[str, TokenRun] = {}
         self._states = processor.request_states
+        self._count = processor._update_stats_from_output
         self._vocabulary = vocabulary
         self._on_death = on_death
         self._step: list[tuple[TokenRun, StepOutput, float]] = []
@@ -61,16 +64,26 @@ class TokenTap:
         processor.propagate_error = self._propagate_error
 
     def _process_outputs(
-        self, outputs: Sequence[StepOutput], timestamp: float | None = None, *args: Any, **kw: Any
+        self,
+        outputs: Sequence[StepOutput],
+        timestamp: float | None = None,
+        iteration_stats: Any = None,
+        **kw: Any,
     ) -> Any:
-        runs, states = self.runs, self._states
+        runs, states, step = self.runs, self._states, self._step
+        rest: list[StepOutput] = []
         for output in outputs:
             state = states.get(output.request_id)
-            if state is not None:
-                run = runs.get(state.external_req_id)
-                if run is not None:
-                    self._step.append((run, output, timestamp or 0.0))
-        return self._process(outputs, timestamp, *args, **kw)
+            run = None if state is None else runs.get(state.external_req_id)
+            if run is None:
+                rest.append(output)
+                continue
+            step.append((run, output, timestamp or 0.0))
+            if state.is_prefilling or output.finish_reason is not None:
+                rest.append(output)
+            else:
+                self._count(state, output, timestamp, iteration_stats)
+        return self._process(rest, timestamp, iteration_stats, **kw)
 
     def step_done(self, batch_size: int) -> None:
         """The statistics of the step have arrived: hand its tokens on."""
