@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 EngineFactory = Callable[[], Awaitable[Engine]]
 """Makes the engine; awaited once the sockets are bound, since it may import for long."""
 
+_AWAY: Final = "the engine cannot be reached"
 _ADMITTED_PER_SEQUENCE: Final = 4
 """Requests admitted per sequence that the engine runs at once, unless set."""
 
@@ -53,6 +54,7 @@ class Gateway:
         self._info: ModelInfo | None = None
         self._generated_ids = itertools.count(1)
         self._warned_priority = False
+        self.metrics.ready.set_function(lambda: self.obstacle is None)
         self.metrics.waiting.set_function(self._waiting)
 
     @property
@@ -88,7 +90,6 @@ class Gateway:
     def enter(self, state: State) -> None:
         """Change the state, visibly."""
         self.state = state
-        self.metrics.ready.set(state is State.READY)
         log.info("state: %s", state.value)
 
     def check_model(self, model: str) -> None:
@@ -96,13 +97,20 @@ class Gateway:
         if model not in self.info.names:
             raise NotFound("the model is not served here")
 
-    def check_taking_work(self) -> None:
-        """ServiceUnavailable in every state but ready."""
+    @property
+    def obstacle(self) -> str | None:
+        """Why no work is taken now; None when it is."""
         if self.state is not State.READY:
+            return str(self.state.value)
+        return None if self.engine.available else _AWAY
+
+    def check_taking_work(self) -> None:
+        """ServiceUnavailable unless the gateway is ready and its engine can take work."""
+        if self.obstacle is not None:
             raise self.unavailable()
 
     def unavailable(self) -> ServiceUnavailable:
-        return ServiceUnavailable(self.state.value, retry_after=RETRY_AFTER)
+        return ServiceUnavailable(self.obstacle or self.state.value, retry_after=RETRY_AFTER)
 
     def new_client_id(self) -> str:
         """The id of a request whose client gave none (contract §2)."""

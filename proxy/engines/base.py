@@ -74,6 +74,10 @@ class Engine(Protocol):
         IncompleteGeneration or ServiceUnavailable when it cannot take any.
         """
 
+    @property
+    def available(self) -> bool:
+        """Whether it can take work now. One that cannot may come back; a dead one never does."""
+
     def load(self) -> Load:
         """What the scheduler last reported. Never calls the engine."""
 

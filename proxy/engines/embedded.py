@@ -249,6 +249,10 @@ class EmbeddedEngine:
             self._dead = True
             self._on_death(reason)
 
+    @property
+    def available(self) -> bool:
+        return not self._dead
+
     def load(self) -> Load:
         return self._load
 

@@ -65,6 +65,7 @@ class StubEngine:
         self.submitted: list[EngineRequest] = []
         self.cancelled: list[str] = []
         self.refusal: GatewayError | None = None
+        self.available = True
         self.start_gate = _open_gate()
         self.submit_gate = _open_gate()
         """Closed (`clear()`), it holds requests that the engine is just taking."""

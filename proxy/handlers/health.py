@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 from aiohttp import web
 
-from proxy.gateway import GATEWAY, State
+from proxy.gateway import GATEWAY
 from proxy.metrics import CONTENT_TYPE
 
 
@@ -16,10 +16,10 @@ async def live(request: web.Request) -> web.Response:
 
 async def ready(request: web.Request) -> web.Response:
     """200 when the engine can take work, else 503 with the reason."""
-    state = request.app[GATEWAY].state
-    if state is State.READY:
+    obstacle = request.app[GATEWAY].obstacle
+    if obstacle is None:
         return web.Response()
-    body = orjson.dumps({"message": state.value})
+    body = orjson.dumps({"message": obstacle})
     return web.Response(status=503, body=body, content_type="application/json")
 
 
