@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -121,9 +121,17 @@ def dialect() -> str:
     return table(["field", "stands for", "range", "meaning"], rows)
 
 
+def _with_status(base: type[errors.GatewayError]) -> Iterator[type[errors.GatewayError]]:
+    """Every class below `base` that has a status of its own."""
+    for cls in base.__subclasses__():
+        if "status" in vars(cls):
+            yield cls
+        yield from _with_status(cls)
+
+
 def failures() -> str:
     """Every status, from the exception tree."""
-    classes = sorted(errors.GatewayError.__subclasses__(), key=lambda cls: cls.status)
+    classes = sorted(_with_status(errors.GatewayError), key=lambda cls: cls.status)
     rows = [
         [cls.status, _code(cls.error_type), (cls.__doc__ or "").splitlines()[0]] for cls in classes
     ]

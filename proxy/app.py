@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
@@ -9,31 +10,42 @@ from typing import Final, NamedTuple
 
 from aiohttp import web
 
+from proxy.access import Group
 from proxy.gateway import GATEWAY, Gateway
 from proxy.handlers.generate_stream import generate_stream
 from proxy.handlers.health import live, metrics, ready
-from translators.errors import BadRequest, GatewayError, IncompleteGeneration, NotFound
+from translators.errors import (
+    AccessRefused,
+    BadRequest,
+    GatewayError,
+    IncompleteGeneration,
+    NotFound,
+    Unauthorized,
+)
 
 log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SERVER_NAME: Final = "mindie-gateway"
 REQUEST_UUID: Final = "RequestUUID"
+CALLER: Final = web.RequestKey("caller", str)
+"""The name of the API key that a request came with; absent where none was needed."""
 
 
 class Route(NamedTuple):
-    """One route: GET answers HEAD as well."""
+    """One route: GET answers HEAD as well. Its group says which API keys open it."""
 
     method: str
     path: str
     handler: Handler
+    group: Group = Group.SERVICE
 
 
 ROUTES: Final = (
     Route("POST", "/v2/models/{model}/generate_stream", generate_stream),
-    Route("GET", "/v2/health/live", live),
-    Route("GET", "/v2/health/ready", ready),
-    Route("GET", "/metrics", metrics),
+    Route("GET", "/v2/health/live", live, Group.HEALTH),
+    Route("GET", "/v2/health/ready", ready, Group.HEALTH),
+    Route("GET", "/metrics", metrics, Group.MANAGEMENT),
 )
 
 
@@ -42,9 +54,10 @@ def build_app(gateway: Gateway) -> web.Application:
     app = web.Application(middlewares=[_answer_errors])
     app[GATEWAY] = gateway
     for route in ROUTES:
-        _add(app, route.method, route.path, route.handler)
+        handler = guarded(route.handler, route.group)
+        _add(app, route.method, route.path, handler)
         if route.method == "GET":
-            _add(app, "HEAD", route.path, route.handler)
+            _add(app, "HEAD", route.path, handler)
     _add(app, "*", "/v2/models/{model}/versions/{rest:.*}", _no_versions)
     _add(app, "*", "/{rest:.*}", _no_route)
     app.on_response_prepare.append(_mark_response)
@@ -64,6 +77,19 @@ async def _no_route(request: web.Request) -> web.StreamResponse:
     raise NotFound("there is no such route")
 
 
+def guarded(handler: Handler, group: Group) -> Handler:
+    """`handler` behind the keys of `group`; it finds the key's name in `request[CALLER]`."""
+
+    @functools.wraps(handler)
+    async def entrance(request: web.Request) -> web.StreamResponse:
+        with request.app[GATEWAY].access.entry(group, request.headers) as caller:
+            if caller is not None:
+                request[CALLER] = caller
+            return await handler(request)
+
+    return entrance
+
+
 async def _no_versions(request: web.Request) -> web.StreamResponse:
     raise NotFound("model versions are not supported: leave /versions/... out of the path")
 
@@ -73,6 +99,8 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         return await handler(request)
     except GatewayError as error:
+        if isinstance(error, AccessRefused):
+            request.app[GATEWAY].metrics.access_refused.labels(error.status).inc()
         return _answer(request, error)
     except web.HTTPException as error:
         return _answer(request, _from_http(error))
@@ -105,6 +133,8 @@ def error_response(error: GatewayError) -> web.Response:
     response = web.Response(status=error.status, body=error.body(), content_type="application/json")
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
+    if isinstance(error, Unauthorized):
+        response.headers["WWW-Authenticate"] = "Bearer"
     return response
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from aiohttp import web
 
+from proxy.access import Access
 from proxy.admission import RETRY_AFTER, Admission
 from proxy.engines.base import Engine, ModelInfo
 from proxy.live import LiveRequests
@@ -46,6 +47,7 @@ class Gateway:
         self.settings = settings
         self.contract = settings.rules
         self.metrics = Metrics()
+        self.access = Access()
         self.admission = Admission()
         self.live = LiveRequests()
         self.state = State.STARTING

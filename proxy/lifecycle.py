@@ -15,6 +15,8 @@ from typing import Final
 from proxy.app import build_app
 from proxy.engines.base import Engine
 from proxy.gateway import EngineFactory, Gateway, State
+from proxy.reload import Reloader
+from proxy.security import put_in_force
 from proxy.server import CLOSE_TIMEOUT, HttpServer, bind
 from proxy.settings import Settings, SettingsError
 from translators.errors import IncompleteGeneration, ServiceUnavailable
@@ -76,16 +78,26 @@ class Process:
         self.gateway = Gateway(settings, engine_factory)
         self.server = HttpServer(build_app(self.gateway))
         self._stop = asyncio.Event()
+        self._reloader = Reloader(
+            lambda what: self.gateway.metrics.reload_failures.labels(what).inc()
+        )
         self._death: str | None = None
 
     async def serve(self, sock: socket.socket) -> int:
         """The whole story. Returns the exit code."""
+        try:
+            await put_in_force(self.settings, self.gateway.access, self.server, self._reloader)
+        except SettingsError as error:
+            log.error("%s", error)
+            return EXIT_USAGE
         await self.server.start(sock)
         self._listen_to_signals()
-        _announce(sock)
+        _announce(sock, self.settings)
+        reloading = asyncio.create_task(self._reloader.run())
         try:
             code = await self._until_the_end()
         finally:
+            reloading.cancel()
             await self.server.close()
             await self._close_engine()
             self.gateway.enter(State.STOPPED)
@@ -159,6 +171,7 @@ class Process:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self._reloader.ask)
 
 
 async def _first(*things: Awaitable[object]) -> None:
@@ -166,9 +179,10 @@ async def _first(*things: Awaitable[object]) -> None:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _announce(sock: socket.socket) -> None:
+def _announce(sock: socket.socket, settings: Settings) -> None:
     host, port = sock.getsockname()[:2]
-    log.info("listening on http://%s:%d, the engine is starting", host, port)
+    scheme = "http" if settings.tls_cert_file is None else "https"
+    log.info("listening on %s://%s:%d, the engine is starting", scheme, host, port)
 
 
 def _configure_logging(level: str) -> None:

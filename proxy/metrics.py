@@ -99,6 +99,18 @@ class Metrics:
             buckets=_LATENCY_BUCKETS,
             registry=registry,
         )
+        self.access_refused = Counter(
+            "mindie_gateway_access_refused",
+            "Requests refused for their API key, by status: 401, 403, 429.",
+            ["status"],
+            registry=registry,
+        )
+        self.reload_failures = Counter(
+            "mindie_gateway_reload_failures",
+            "Keys or certificates that changed but could not be read; the old ones are in force.",
+            ["what"],
+            registry=registry,
+        )
         self.ready = Gauge(
             "mindie_gateway_ready",
             "1 when the engine can take work, else 0.",

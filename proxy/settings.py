@@ -6,13 +6,15 @@ checked against docs/settings.md. Unknown names are refused wherever they stand.
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import socket
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from translators.contract import CONTRACTS, Contract, ContractName
 from translators.triton_stream import FrameStyle
@@ -20,6 +22,7 @@ from translators.triton_stream import FrameStyle
 ENV_PREFIX: Final = "MINDIE_GATEWAY_"
 CONFIG_FILE_ENV: Final = ENV_PREFIX + "CONFIG_FILE"
 VLLM_TABLE: Final = "vllm"
+_NUMERIC: Final = socket.AI_NUMERICHOST | socket.AI_PASSIVE
 _SECRET_WORDS: Final = ("token", "key", "password", "secret")
 
 
@@ -34,6 +37,39 @@ class Settings(BaseModel):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(1025, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    allow_plain_http: bool = Field(
+        False, description="Listen on all addresses without TLS, because a proxy in front has it."
+    )
+    tls_cert_file: Path | None = Field(
+        None, description="PEM certificate chain: serve HTTPS. Read again when it changes."
+    )
+    tls_key_file: Path | None = Field(
+        None, description="PEM private key; unset: it stands in the certificate's file."
+    )
+    tls_key_password: SecretStr | None = Field(
+        None, description="Password of the private key; better as environment variable."
+    )
+    tls_client_ca_file: Path | None = Field(
+        None, description="PEM authorities: only clients with a certificate by these get in."
+    )
+    tls_crl_file: Path | None = Field(
+        None, description="PEM revocation lists of those authorities."
+    )
+    tls_min_version: Literal["1.2", "1.3"] = Field("1.2", description="Oldest TLS version.")
+    api_keys_file: Path | None = Field(
+        None,
+        description="File of the API keys that open the service routes: `NAME sha256:HEX` a line. "
+        "Read again when it changes.",
+    )
+    api_keys: SecretStr | None = Field(
+        None, description="The same, between commas, for an environment variable."
+    )
+    management_keys_file: Path | None = Field(
+        None, description="Keys for metrics and management routes; unset: the API keys open them."
+    )
+    management_keys: SecretStr | None = Field(
+        None, description="The same, between commas, for an environment variable."
+    )
     contract: ContractName = Field(
         "documented", description="Which contract to keep: the API page's or the real server's."
     )
@@ -88,6 +124,20 @@ class Settings(BaseModel):
         "info", pattern="^(debug|info|warning|error)$", description="debug, info, warning, error."
     )
 
+    @model_validator(mode="after")
+    def _guarded(self) -> Self:
+        """Refuse what would be less safe than it looks."""
+        if self.tls_cert_file is None:
+            _refuse_without("tls_cert_file", self, "tls_key_file", "tls_client_ca_file")
+            if listens_everywhere(self.host) and not self.allow_plain_http:
+                raise ValueError(
+                    f"host {self.host} is every address, without TLS: "
+                    "set tls_cert_file, or allow_plain_http if a proxy in front has TLS"
+                )
+        if self.tls_client_ca_file is None:
+            _refuse_without("tls_client_ca_file", self, "tls_crl_file")
+        return self
+
     @property
     def rules(self) -> Contract:
         """The contract in force."""
@@ -100,6 +150,30 @@ class Settings(BaseModel):
             data_space=self.data_space,
             brace_escape=self.brace_escape,
         )
+
+
+def _refuse_without(needed: str, settings: Settings, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) is not None:
+            raise ValueError(f"{name} has no effect without {needed}")
+
+
+def listens_everywhere(host: str) -> bool:
+    """Whether `host`, in whatever spelling, means all addresses of the machine."""
+    try:
+        found = socket.getaddrinfo(host or None, 0, flags=_NUMERIC)
+    except (OSError, UnicodeError):
+        return False
+    addresses = (ipaddress.ip_address(str(item[4][0]).partition("%")[0]) for item in found)
+    return any(
+        address.is_unspecified
+        or (isinstance(address, ipaddress.IPv6Address) and _mapped(address).is_unspecified)
+        for address in addresses
+    )
+
+
+def _mapped(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    return address.ipv4_mapped or address
 
 
 def load_settings(

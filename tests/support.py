@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -19,6 +20,8 @@ from proxy.engines.stream import TokenStream
 from proxy.engines.stub import StubEngine
 from proxy.gateway import Gateway
 from proxy.http_protocol import HttpProtocol
+from proxy.reload import Reloader
+from proxy.security import put_in_force
 from proxy.server import HttpServer, bind
 from proxy.settings import Settings
 from translators.tokens import Finish, FinishReason, Token
@@ -36,6 +39,7 @@ class RunningGateway:
     gateway: Gateway
     engine: Any
     port: int
+    reloader: Reloader
     deaths: list[str] = field(default_factory=list)
 
     def url(self, path: str = STREAM_PATH) -> str:
@@ -85,8 +89,10 @@ async def serving(
     gateway = Gateway(Settings(port=0, **settings), factory)
     server = HttpServer(build_app(gateway))
     sock = bind("127.0.0.1", 0)
+    reloader = Reloader(lambda what: gateway.metrics.reload_failures.labels(what).inc())
+    await put_in_force(gateway.settings, gateway.access, server, reloader)
     await server.start(sock)
-    running = RunningGateway(gateway, engine, sock.getsockname()[1])
+    running = RunningGateway(gateway, engine, sock.getsockname()[1], reloader)
     if started:
         await gateway.start_engine(running.deaths.append)
     try:
@@ -254,7 +260,9 @@ class Connection:
 
 
 @asynccontextmanager
-async def connection(port: int, *, receive_buffer: int | None = None) -> AsyncIterator[Connection]:
+async def connection(
+    port: int, *, receive_buffer: int | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Connection]:
     """A connection; a small `receive_buffer` (bytes) makes a client that stops reading felt."""
     sock = socket.socket()
     if receive_buffer is not None:
@@ -262,7 +270,10 @@ async def connection(port: int, *, receive_buffer: int | None = None) -> AsyncIt
     sock.setblocking(False)
     await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
     # A reader that is not asked reads no more than its limit: it must not read for the test.
-    reader, writer = await asyncio.open_connection(sock=sock, limit=2**16)
+    name = "127.0.0.1" if tls else None
+    reader, writer = await asyncio.open_connection(
+        sock=sock, limit=2**16, ssl=tls, server_hostname=name
+    )
     try:
         yield Connection(reader, writer)
     finally:
@@ -278,9 +289,9 @@ def connections() -> list[HttpProtocol]:
     ]
 
 
-async def exchange(port: int, raw: bytes) -> RawResponse:
+async def exchange(port: int, raw: bytes, *, tls: ssl.SSLContext | None = None) -> RawResponse:
     """Send raw bytes on a new connection and read one response."""
-    async with connection(port) as client:
+    async with connection(port, tls=tls) as client:
         return await client.ask(raw)
 
 

@@ -2,6 +2,10 @@
 
     GatewayError
     ├── BadRequest            400  malformed HTTP-level input
+    ├── AccessRefused              when API keys are set up
+    │   ├── Unauthorized      401  no key, or an unknown one
+    │   ├── Forbidden         403  the key of other routes
+    │   └── TooManyRequests   429  this key's own limits
     ├── NotFound              404  model, path, method
     ├── BodyTooLarge          413  body over the limit (its JSON has another shape)
     ├── UnsupportedEncoding   415  request with Content-Encoding
@@ -52,6 +56,31 @@ class BadRequest(GatewayError):
 
     status = 400
     error_type = "Bad Request"
+
+
+class AccessRefused(GatewayError):
+    """What an API key, or the lack of one, does not open."""
+
+
+class Unauthorized(AccessRefused):
+    """API keys are set up, and none or an unknown one came."""
+
+    status = 401
+    error_type = "Unauthorized"
+
+
+class Forbidden(AccessRefused):
+    """An API key that opens other routes."""
+
+    status = 403
+    error_type = "Forbidden"
+
+
+class TooManyRequests(AccessRefused):
+    """The API key's own limits; with `Retry-After`."""
+
+    status = 429
+    error_type = "Too Many Requests"
 
 
 class NotFound(GatewayError):
