@@ -28,6 +28,12 @@ CHART_CASES: Final[dict[str, dict[str, Any]]] = {
         "model": {"claimName": "model", "path": "/models/llama3-70b", "servedName": "llama3-70b"},
         "gateway": {"contract": "server", "full-text": True, "triton-dialect": False},
         "vllmArgs": ["--max-model-len=8192"],
+        "tls": {"secretName": "gateway-tls"},
+        "apiKeys": {"secretName": "gateway-keys"},
+        "managementKeys": {"secretName": "gateway-management-keys"},
+        "serviceMonitor": {
+            "endpoint": {"authorization": {"credentials": {"name": "scrape", "key": "key"}}}
+        },
         "drainSeconds": 300,
         "startupSeconds": 3600,
     },

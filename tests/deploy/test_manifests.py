@@ -131,6 +131,30 @@ def test_what_must_be_written_is_mounted_and_the_model_cannot_be(case: Rendered)
             assert writable or mount["readOnly"] is True
 
 
+def test_secrets_are_mounted_where_the_gateway_looks_for_them(
+    case: Rendered, settings: Settings
+) -> None:
+    mounts = {mount["mountPath"]: mount["name"] for mount in case.gateway["volumeMounts"]}
+    secrets = {volume["name"] for volume in case.pod["volumes"] if "secret" in volume}
+    names = ("tls_cert_file", "tls_key_file", "api_keys_file", "management_keys_file")
+    files = [file for name in names if (file := getattr(settings, name)) is not None]
+    assert {mounts[str(file.parent)] for file in files} == secrets
+
+
+def test_probes_and_prometheus_speak_as_the_gateway_does(
+    case: Rendered, settings: Settings
+) -> None:
+    secure = settings.tls_cert_file is not None
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert case.gateway[name]["httpGet"].get("scheme", "HTTP") == (
+            "HTTPS" if secure else "HTTP"
+        )
+    if case.has("ServiceMonitor"):
+        (endpoint,) = case.one("ServiceMonitor")["spec"]["endpoints"]
+        assert endpoint.get("scheme", "http") == ("https" if secure else "http")
+        assert ("authorization" in endpoint) == (settings.management_keys_file is not None)
+
+
 def test_services_of_the_namespace_do_not_become_settings(case: Rendered) -> None:
     # A Service "mindie-gateway" would set MINDIE_GATEWAY_PORT=tcp://10.0.0.1:1025.
     assert case.pod["enableServiceLinks"] is False

@@ -40,6 +40,18 @@ labels:
 - --host=0.0.0.0
 - --port=1025
 - --drain-timeout={{ .Values.drainSeconds }}
+{{- if .Values.tls.secretName }}
+- --tls-cert-file=/secrets/tls/tls.crt
+- --tls-key-file=/secrets/tls/tls.key
+{{- else }}
+- --allow-plain-http
+{{- end }}
+{{- if .Values.apiKeys.secretName }}
+- --api-keys-file=/secrets/api/keys
+{{- end }}
+{{- if .Values.managementKeys.secretName }}
+- --management-keys-file=/secrets/management/keys
+{{- end }}
 {{- range $name, $value := .Values.gateway }}
 {{- if kindIs "bool" $value }}
 - --{{ if not $value }}no-{{ end }}{{ $name }}
@@ -125,4 +137,23 @@ capabilities:
   hostPath:
     path: /usr/local/bin/npu-smi
     type: File
+{{- end }}
+
+{{- /* The secrets that are set, by the name of their volume. */ -}}
+{{- define "gateway.secrets" -}}
+{{- $secrets := dict "tls" .Values.tls.secretName "api" .Values.apiKeys.secretName "management" .Values.managementKeys.secretName }}
+{{- range $name, $secret := $secrets }}
+{{- if $secret }}
+{{ $name }}: {{ $secret }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "gateway.probe" -}}
+httpGet:
+  path: {{ .path }}
+  port: api
+  {{- if .root.Values.tls.secretName }}
+  scheme: HTTPS
+  {{- end }}
 {{- end }}
