@@ -147,6 +147,15 @@ async def only_stream(engine: StubEngine) -> TokenStream:
     return next(iter(engine.live.values())).stream
 
 
+def finish(
+    engine: StubEngine, stream: TokenStream, text: str, reason: FinishReason = FinishReason.END
+) -> None:
+    """Hand over the last token of a request that a silent stub serves."""
+    stream.push(token(text, finish=reason))
+    (run,) = (run for run in engine.live.values() if run.stream is stream)
+    run.task.cancel()
+
+
 @dataclass
 class RawResponse:
     """A response as it stood on the wire."""
@@ -218,6 +227,11 @@ class Connection:
     def send(self, raw: bytes) -> None:
         self._writer.write(raw)
 
+    async def drain(self) -> None:
+        """Wait until the gateway has taken most of what was sent."""
+        async with asyncio.timeout(WITHIN):
+            await self._writer.drain()
+
     async def ask(self, raw: bytes) -> RawResponse:
         """Send a request and read its whole response."""
         self.send(raw)
@@ -233,6 +247,12 @@ class Connection:
         async with asyncio.timeout(WITHIN):
             return await read_response(self.reader, head_only=True)
 
+    async def response_body(self) -> RawResponse:
+        """Read the chunked body of a response whose head is read."""
+        async with asyncio.timeout(WITHIN):
+            chunks, complete = await _read_chunks(self.reader)
+        return RawResponse(200, {}, chunks, complete)
+
     async def chunk(self) -> bytes:
         """Read one chunk of a response whose head is read; b"" is the last one."""
         async with asyncio.timeout(WITHIN):
@@ -244,11 +264,11 @@ class Connection:
         async with asyncio.timeout(WITHIN):
             return await self.reader.read()
 
-    def half_close(self) -> None:
+    async def half_close(self) -> None:
         """Send no more, but go on reading."""
         self._writer.write_eof()
 
-    def reset(self) -> None:
+    async def reset(self) -> None:
         """Leave as a killed client does: with a reset instead of an orderly end."""
         sock = self._writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
