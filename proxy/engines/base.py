@@ -6,7 +6,7 @@ how it is. Everything that is particular to one engine stays behind this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -52,6 +52,16 @@ class Load:
     waiting: int = 0
     kv_cache_usage: float = 0.0
     """Used share of the KV cache, 0 to 1."""
+
+
+def total(loads: Iterable[Load]) -> Load:
+    """The load of several engines that serve one model: sums, and the fullest cache."""
+    loads = list(loads)
+    return Load(
+        running=sum(load.running for load in loads),
+        waiting=sum(load.waiting for load in loads),
+        kv_cache_usage=max((load.kv_cache_usage for load in loads), default=0.0),
+    )
 
 
 class Engine(Protocol):

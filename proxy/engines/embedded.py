@@ -32,7 +32,7 @@ from vllm.v1.engine import FinishReason as VllmFinish
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from proxy.engines.base import EngineRequest, Load, ModelInfo
+from proxy.engines.base import EngineRequest, Load, ModelInfo, total
 from proxy.engines.collector import CollectorReader
 from proxy.engines.detokenizer import make_detokenizer
 from proxy.engines.stream import TokenStream
@@ -40,6 +40,7 @@ from proxy.engines.token_run import TokenRun
 from proxy.engines.token_tap import TokenTap
 from proxy.settings import SettingsError
 from proxy.threads import in_thread
+from translators.contract import FLOAT32_MAX
 from translators.errors import (
     GatewayError,
     GenerationError,
@@ -55,6 +56,8 @@ _INLINE_CHARACTERS: Final = 8192
 """Prompts up to this length are tokenized on the loop; longer ones in a thread."""
 _HEALTH_PERIOD: Final = 0.5
 """Seconds between looks at whether the engine's processes are alive."""
+_COOLEST: Final = 0.01
+"""vLLM raises smaller temperatures to this one, with a line in the log for every request."""
 
 _BUSY: Final = getattr(vllm.exceptions, "GracefulHTTPError", ())
 """vLLM's own admission control, from 0.32 on."""
@@ -64,6 +67,18 @@ _REFUSALS: Final = (
     ValueError,
     TypeError,
 )
+
+
+def _hottest() -> float:
+    """The highest temperature that this vLLM takes: 0.32 refuses more than 2, 0.23 nothing."""
+    try:
+        SamplingParams(temperature=FLOAT32_MAX)
+    except _REFUSALS:
+        return 2.0
+    return FLOAT32_MAX
+
+
+_HOTTEST: Final = _hottest()
 
 
 def engine_parser() -> FlexibleArgumentParser:
@@ -95,7 +110,7 @@ class _Words:
     queued = EngineCoreEventType.QUEUED
     scheduled = EngineCoreEventType.SCHEDULED
     preempted = EngineCoreEventType.PREEMPTED
-    error = getattr(VllmFinish, "ERROR", None)
+    error = VllmFinish.ERROR
     _reasons: Final = {
         "stop": FinishReason.END,
         "length": FinishReason.LENGTH,
@@ -118,13 +133,14 @@ class EmbeddedEngine:
         self._words = _Words()
         self._engine: Any = None
         self._tap: TokenTap | None = None
-        self._load = Load()
+        self._loads: dict[int, Load] = {}
         self._tokenizer: Any = None
         self._spare_tokenizer: Any = None
         self._tokenizing = asyncio.Lock()
         self._background: set[asyncio.Future[Any]] = set()
         self._on_death: Callable[[str], None] = lambda reason: None
         self._dead = False
+        self._warned_temperature = False
 
     async def start(self, on_death: Callable[[str], None]) -> ModelInfo:
         self._on_death = on_death
@@ -189,7 +205,7 @@ class EmbeddedEngine:
             collector = await self._engine.add_request(
                 request.request_id,
                 TokensPrompt(prompt_token_ids=request.prompt),
-                _sampling_params(request.sampling),
+                self._sampling_params(request.sampling),
                 priority=request.priority,
             )
         except asyncio.CancelledError:
@@ -205,6 +221,28 @@ class EmbeddedEngine:
             collector.put = _discard
         return stream
 
+    def _sampling_params(self, sampling: Sampling) -> SamplingParams:
+        return SamplingParams(
+            temperature=self._temperature(sampling.temperature),
+            top_k=sampling.top_k or 0,
+            top_p=sampling.top_p,
+            repetition_penalty=sampling.repetition_penalty,
+            seed=sampling.seed,
+            max_tokens=sampling.max_tokens,
+            bad_words=list(sampling.bad_words) or None,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+
+    def _temperature(self, wanted: float) -> float:
+        """The nearest that vLLM samples with: the contract has no upper limit (§3)."""
+        if wanted > _HOTTEST and not self._warned_temperature:
+            self._warned_temperature = True
+            log.warning(
+                "this vLLM samples with temperatures up to %g: higher ones are cut", _HOTTEST
+            )
+        return min(max(wanted, _COOLEST), _HOTTEST) if wanted else 0.0
+
     async def _read(self, collector: Any, run: TokenRun) -> None:
         """The collector path: one task per request, over outputs that may be merged."""
         reader = CollectorReader(run, self._words)
@@ -213,7 +251,7 @@ class EmbeddedEngine:
             while not finished:
                 output = collector.get_nowait() or await collector.get()
                 finished = output.finished
-                reader.read(output, self._load.running)
+                reader.read(output, self.load().running)
         except Exception as error:
             if isinstance(error, EngineDeadError):
                 self._died(type(error).__name__)
@@ -229,13 +267,14 @@ class EmbeddedEngine:
         if self._tap is not None:
             self._tap.runs.pop(request_id, None)
 
-    def _step_done(self, scheduler: Any, iteration: Any) -> None:
-        """The statistics of one engine step, in the engine's own task."""
-        running = 0
+    def _step_done(self, engine_index: int, scheduler: Any, iteration: Any) -> None:
+        """The statistics of one step of one engine, in the task that reads the engines."""
         if scheduler is not None:
-            running = scheduler.num_running_reqs
-            self._load = Load(running, scheduler.num_waiting_reqs, scheduler.kv_cache_usage)
+            self._loads[engine_index] = Load(
+                scheduler.num_running_reqs, scheduler.num_waiting_reqs, scheduler.kv_cache_usage
+            )
         if iteration is not None and self._tap is not None:
+            running = self._loads.get(engine_index, Load()).running
             # Those that ended with this step have left the scheduler already.
             self._tap.step_done(running + len(iteration.finished_requests))
 
@@ -254,7 +293,7 @@ class EmbeddedEngine:
         return not self._dead
 
     def load(self) -> Load:
-        return self._load
+        return total(self._loads.values())
 
     async def close(self) -> None:
         self._dead = True
@@ -272,10 +311,10 @@ class EmbeddedEngine:
 
 
 class _StepListener(StatLoggerBase):
-    """A stat logger that only passes the figures on. vLLM makes one per engine."""
+    """A stat logger that only passes the figures on. vLLM makes one per data-parallel engine."""
 
     def __init__(
-        self, listener: Callable[[Any, Any], None], vllm_config: Any, engine_index: int = 0
+        self, listener: Callable[[int, Any, Any], None], vllm_config: Any, engine_index: int = 0
     ) -> None:
         self._listener = listener
 
@@ -286,7 +325,7 @@ class _StepListener(StatLoggerBase):
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        self._listener(scheduler_stats, iteration_stats)
+        self._listener(engine_idx, scheduler_stats, iteration_stats)
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""
@@ -303,20 +342,6 @@ def served_names(args: AsyncEngineArgs) -> tuple[str, ...]:
 def _generation_defaults(model: Any) -> ModelDefaults:
     config = {} if model.generation_config == "vllm" else model.try_get_generation_config()
     return ModelDefaults.from_config({**config, **model.override_generation_config})
-
-
-def _sampling_params(sampling: Sampling) -> SamplingParams:
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k or 0,
-        top_p=sampling.top_p,
-        repetition_penalty=sampling.repetition_penalty,
-        seed=sampling.seed,
-        max_tokens=sampling.max_tokens,
-        bad_words=list(sampling.bad_words) or None,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-    )
 
 
 def _as_gateway_error(error: Exception) -> GatewayError:

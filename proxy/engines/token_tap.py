@@ -118,6 +118,7 @@ class TokenTap:
 
     def _propagate_error(self, error: Exception) -> None:
         self._propagate(error)
+        # Death is told first: nothing is aborted in an engine that is gone.
+        self._on_death(type(error).__name__)
         for run in list(self.runs.values()):
             run.stream.fail(IncompleteGeneration("the engine died"))
-        self._on_death(type(error).__name__)

@@ -1,0 +1,129 @@
+"""Every part of vLLM that the gateway touches, as data.
+
+`HANDLES` says which expressions of our code hold which objects of vLLM; from
+them and from our source text tests/test_vllm_surface.py finds each attribute,
+call and keyword that we use, and looks it up in the surfaces recorded from all
+supported versions (tests/data/). Whoever uses something new of vLLM adds its
+handle here; a new vLLM version is recorded with `python -m tests.vllm_source`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+VERSIONS: Final = ("0.23.0", "0.32.0")
+"""The supported vLLM versions: the one vllm-ascend pairs with, and the newest."""
+
+ASYNC_LLM: Final = "vllm.AsyncLLMEngine"
+ENGINE_ARGS: Final = "vllm.AsyncEngineArgs"
+OUTPUT_PROCESSOR: Final = "vllm.v1.engine.output_processor.OutputProcessor"
+REQUEST_STATE: Final = "vllm.v1.engine.output_processor.RequestState"
+COLLECTOR: Final = "vllm.v1.engine.output_processor.RequestOutputCollector"
+CORE_OUTPUT: Final = "vllm.v1.engine.EngineCoreOutput"
+CORE_EVENT: Final = "vllm.v1.engine.EngineCoreEvent"
+EVENT_TYPE: Final = "vllm.v1.engine.EngineCoreEventType"
+FINISH_REASON: Final = "vllm.v1.engine.FinishReason"
+REQUEST_OUTPUT: Final = "vllm.outputs.RequestOutput"
+COMPLETION_OUTPUT: Final = "vllm.outputs.CompletionOutput"
+REQUEST_STATS: Final = "vllm.v1.metrics.stats.RequestStateStats"
+SCHEDULER_STATS: Final = "vllm.v1.metrics.stats.SchedulerStats"
+ITERATION_STATS: Final = "vllm.v1.metrics.stats.IterationStats"
+STAT_LOGGER: Final = "vllm.v1.metrics.loggers.StatLoggerBase"
+VLLM_CONFIG: Final = "vllm.config.VllmConfig"
+MODEL_CONFIG: Final = "vllm.config.ModelConfig"
+PARALLEL_CONFIG: Final = "vllm.config.ParallelConfig"
+SCHEDULER_CONFIG: Final = "vllm.config.SchedulerConfig"
+
+
+class Handle(NamedTuple):
+    """An expression of ours that holds an object of vLLM."""
+
+    module: str
+    """Our module under proxy/engines/."""
+    expression: str
+    name: str
+    """The object's class in vLLM."""
+    function: str | None = None
+    """The one function in which it means that; None: in the whole module."""
+
+
+HANDLES: Final = (
+    Handle("embedded", "AsyncEngineArgs", ENGINE_ARGS),
+    Handle("embedded", "args", ENGINE_ARGS),
+    Handle("embedded", "AsyncLLMEngine", ASYNC_LLM),
+    Handle("embedded", "self._engine", ASYNC_LLM),
+    Handle("embedded", "engine", ASYNC_LLM),
+    Handle("embedded", "collector", COLLECTOR),
+    Handle("embedded", "output", REQUEST_OUTPUT, "_read"),
+    Handle("embedded", "EngineCoreEventType", EVENT_TYPE),
+    Handle("embedded", "VllmFinish", FINISH_REASON),
+    Handle("embedded", "RequestOutputKind", "vllm.sampling_params.RequestOutputKind"),
+    Handle("embedded", "config", VLLM_CONFIG, "_describe"),
+    Handle("embedded", "config.parallel_config", PARALLEL_CONFIG),
+    Handle("embedded", "model", MODEL_CONFIG),
+    Handle("embedded", "scheduler", SCHEDULER_CONFIG, "_describe"),
+    Handle("embedded", "scheduler", SCHEDULER_STATS, "_step_done"),
+    Handle("embedded", "iteration", ITERATION_STATS),
+    Handle("token_tap", "processor", OUTPUT_PROCESSOR),
+    Handle("token_tap", "state", REQUEST_STATE),
+    Handle("token_tap", "StepOutput", CORE_OUTPUT),
+    Handle("token_tap", "StepEvent", CORE_EVENT),
+    Handle("collector", "output", REQUEST_OUTPUT),
+    Handle("collector", "completion", COMPLETION_OUTPUT),
+    Handle("collector", "stamps", REQUEST_STATS),
+)
+
+PASSED_ON: Final = frozenset(
+    {
+        # Compared or stored, never looked into.
+        "finish_reason",
+        "scheduler_stats",
+        "iteration_stats",
+        "mm_cache_stats",
+        "vllm_config",
+        "type",
+    }
+)
+"""Names annotated `Any` that hold something of vLLM whose attributes we do not use."""
+
+
+class Override(NamedTuple):
+    """A method of ours that vLLM calls in place of its own."""
+
+    module: str
+    function: str
+    name: str
+    method: str
+
+
+OVERRIDES: Final = (
+    Override("embedded", "_StepListener.record", STAT_LOGGER, "record"),
+    Override("embedded", "_StepListener.__init__", STAT_LOGGER, "__init__"),
+    Override("token_tap", "TokenTap._process_outputs", OUTPUT_PROCESSOR, "process_outputs"),
+    Override("token_tap", "TokenTap._propagate_error", OUTPUT_PROCESSOR, "propagate_error"),
+    Override("embedded", "_discard", COLLECTOR, "put"),
+)
+
+OPTIONAL: Final = {
+    "vllm.exceptions.GracefulHTTPError": "admission control, from 0.32 on",
+    "vllm.exceptions.VLLMClientError": "the parent of refusals, from 0.32 on",
+}
+"""What only some versions have; our code asks for it with `getattr` and a default."""
+
+IMPORTED: Final = (
+    "vllm.SamplingParams",
+    "vllm.TokensPrompt",
+    "vllm.AsyncEngineArgs",
+    "vllm.AsyncLLMEngine",
+    "vllm.sampling_params.RequestOutputKind",
+    "vllm.utils.argparse_utils.FlexibleArgumentParser",
+    "vllm.v1.engine.exceptions.EngineDeadError",
+    "vllm.v1.metrics.loggers.StatLoggerBase",
+    "vllm.v1.engine.EngineCoreEventType",
+    "vllm.v1.engine.FinishReason",
+    "vllm.exceptions.VLLMValidationError",
+)
+"""What our code imports by name: the test finds them in the source and compares."""
+
+NAMES: Final = frozenset({*IMPORTED, *OPTIONAL, *(handle.name for handle in HANDLES)})
+"""Everything that is recorded from a vLLM."""
