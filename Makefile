@@ -1,0 +1,82 @@
+# Everything below works from a fresh clone; what is installed already is left as it is.
+
+export VENV ?= .venv
+
+PREPARE := sh deploy/local/python.sh deploy/local/prepare.py
+VENV_OLD := .venv-vllm-0.23
+
+# For the tests with a real engine. CI machines have two cores and no accelerator.
+ENGINE_ENV = \
+	TEST_MODEL="$(CURDIR)/.cache/models/smollm2-135m-instruct" \
+	TEST_TINY_MODEL="$(CURDIR)/.cache/models/tiny-llama" \
+	VLLM_CPU_KVCACHE_SPACE=2 VLLM_LOGGING_LEVEL=WARNING VLLM_NO_USAGE_STATS=1
+E2E = -m pytest -m e2e --timeout 600 $(PYTEST_ARGS)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z][a-z0-9.-]*:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "Variables: PYTHON=python3.12  VENV=folder  PORT=1025  MODEL=folder  MODEL_NAME=name"
+	@echo "           SERVE_ARGS='--full-text'  PYTEST_ARGS='-k name'  TORCH_INDEX=url"
+
+.PHONY: serve
+serve: ## Serve a small real model on 127.0.0.1:1025, without an accelerator
+	@exec sh deploy/local/python.sh deploy/local/serve.py
+
+.PHONY: models
+models: ## Prepare the models that the demo and the tests use
+	@$(PREPARE) --models
+
+.PHONY: install
+install: ## Install the gateway, vLLM for the CPU and all tools into .venv
+	@$(PREPARE) --with dev --engine
+
+.PHONY: tools
+tools: # The gateway and its tools; no engine
+	@$(PREPARE) --with dev
+
+.PHONY: lint
+lint: tools ## Check style, layers and types
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports --no-logo
+	$(VENV)/bin/mypy
+	MYPYPATH=deploy/local $(VENV)/bin/mypy deploy/local
+
+.PHONY: format
+format: tools ## Format the code and mend what ruff can mend
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+.PHONY: test-fast
+test-fast: tools ## Run the tests that need no engine, in random order
+	$(VENV)/bin/python -m pytest -m "not e2e" $(PYTEST_ARGS)
+
+.PHONY: coverage
+coverage: tools ## Run the fast tests and show what they leave out
+	$(VENV)/bin/python -m pytest -m "not e2e" --cov --cov-report=term-missing $(PYTEST_ARGS)
+
+.PHONY: everything
+everything: # All that the tests need
+	@$(PREPARE) --with dev --models
+
+.PHONY: test-e2e
+test-e2e: everything ## Run the tests with a real vLLM engine and a real model
+	$(ENGINE_ENV) $(VENV)/bin/python $(E2E)
+
+.PHONY: test
+test: everything lint test-fast test-e2e ## Run all checks and tests
+
+.PHONY: test-vllm-0.23
+test-vllm-0.23: everything ## Run the engine tests on vLLM 0.23, in .venv-vllm-0.23
+	@$(PREPARE) --venv $(VENV_OLD) --with test --engine 0.23.0
+	$(ENGINE_ENV) $(VENV_OLD)/bin/python $(E2E)
+
+.PHONY: clean
+clean: ## Remove environments, models, logs and the tools' caches
+	rm -rf .venv .venv-vllm-* .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+		.import_linter_cache .coverage .coverage.* htmlcov build dist
+	find proxy translators tests deploy docs -name __pycache__ -prune -exec rm -rf {} +
