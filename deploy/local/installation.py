@@ -77,7 +77,8 @@ def check_room(folder: Path, gigabytes: int) -> None:
 
 
 def _install(environment: Environment, contents: Contents, progress: Progress) -> None:
-    gateway = ["-e", f"{ROOT}[{','.join(sorted(contents.extras))}]"]
+    extras = f"[{','.join(sorted(contents.extras))}]" if contents.extras else ""
+    gateway = ["-e", f"{ROOT}{extras}"]
     engine = contents.engine
     if engine is None:
         _pip_install(environment, gateway, "Installing the gateway and its tools", progress)
