@@ -46,7 +46,7 @@ def _title(contents: Contents) -> str:
 def _expectation(contents: Contents) -> str:
     if contents.engine is None:
         return "about a minute"
-    return "about 1 GB to download and 3.5 GB on disk; 2 to 10 minutes"
+    return "about 900 MB to download, 3.5 GB on disk; 2 to 10 minutes"
 
 
 def _check_machine(folder: Path, contents: Contents) -> None:

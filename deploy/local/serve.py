@@ -34,7 +34,7 @@ _ENGINE_OPTIONS: Final = (
 )
 _VARIABLES: Final = {
     "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about what a GPU would offer
     "VLLM_NO_USAGE_STATS": "1",
 }
 
