@@ -1,19 +1,17 @@
-"""Builds the aiohttp application: the table of routes, and errors as the contract's JSON."""
+"""Builds the aiohttp application from the table of routes; errors as the contract's JSON."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from aiohttp import web
 
 from proxy.access import Group
 from proxy.gateway import GATEWAY, Gateway
-from proxy.handlers.generate_stream import generate_stream
-from proxy.handlers.health import live, metrics, ready
+from proxy.routes import ROUTES, Handler
 from translators.errors import (
     AccessRefused,
     BadRequest,
@@ -25,28 +23,10 @@ from translators.errors import (
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SERVER_NAME: Final = "mindie-gateway"
 REQUEST_UUID: Final = "RequestUUID"
 CALLER: Final = web.RequestKey("caller", str)
 """The name of the API key that a request came with; absent where none was needed."""
-
-
-class Route(NamedTuple):
-    """One route: GET answers HEAD as well. Its group says which API keys open it."""
-
-    method: str
-    path: str
-    handler: Handler
-    group: Group = Group.SERVICE
-
-
-ROUTES: Final = (
-    Route("POST", "/v2/models/{model}/generate_stream", generate_stream),
-    Route("GET", "/v2/health/live", live, Group.HEALTH),
-    Route("GET", "/v2/health/ready", ready, Group.HEALTH),
-    Route("GET", "/metrics", metrics, Group.MANAGEMENT),
-)
 
 
 def build_app(gateway: Gateway) -> web.Application:

@@ -27,11 +27,9 @@ class Clock:
     seconds: float
 
 
-def token_clock(client_timeout: float, server_timeout: float) -> Clock:
-    """The shorter of the client's `timeout` and the server's `token_timeout`."""
-    if client_timeout <= server_timeout:
-        return Clock(CLIENT_TIMEOUT, client_timeout)
-    return Clock(SERVER_TOKEN_TIMEOUT, server_timeout)
+def shorter(client: Clock, server: Clock) -> Clock:
+    """The one that runs out first; the client's when both do."""
+    return client if client.seconds <= server.seconds else server
 
 
 @contextmanager

@@ -6,20 +6,35 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
 from proxy.body_reader import read_body
-from proxy.clocks import SERVER_E2E_TIMEOUT, Clock, token_clock, watched
+from proxy.clocks import (
+    CLIENT_TIMEOUT,
+    SERVER_E2E_TIMEOUT,
+    SERVER_TOKEN_TIMEOUT,
+    Clock,
+    shorter,
+    watched,
+)
 from proxy.engines.base import EngineRequest
 from proxy.engines.stream import TokenStream
 from proxy.gateway import Gateway
 from proxy.metrics import Account
+from proxy.settings import Settings
 from translators.body import parse_object
 from translators.errors import GenerationError, InvalidInput
-from translators.request import Parameters, read_envelope, read_parameters, usable_id
+from translators.request import (
+    Envelope,
+    Parameters,
+    read_envelope,
+    read_parameters,
+    usable_id,
+)
 from translators.sampling import engine_priority, resolve_sampling
+from translators.triton_infer import JSON_LENGTH_HEADER, InferRequest, read_infer, split_body
 
 _DEFAULT_PRIORITY: Final = 5
 
@@ -40,38 +55,91 @@ class Generation:
         return self.engine_request.sampling.max_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request whose model is served and whose body is here, not yet looked at."""
+
+    model: str
+    body: bytes
+    headers: Mapping[str, str]
+    started: float
+    """Loop time at which its handling began."""
+
+
+async def receive(gateway: Gateway, request: web.Request, model: str) -> Arrival:
+    """Check the model, then take the body in. Raises what `read_body` raises."""
+    settings = gateway.settings
+    started = asyncio.get_running_loop().time()
+    gateway.check_model(model)
+    body = await read_body(request, limit=settings.body_limit, timeout=settings.body_timeout)
+    return Arrival(model, body, request.headers, started)
+
+
+def parse(gateway: Gateway, body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`, if work is taken at all: in this order (contract §1)."""
+    document = parse_object(body, gateway.contract)
+    gateway.check_taking_work()
+    return document
+
+
 async def read_generation(gateway: Gateway, request: web.Request) -> Generation:
     """Check everything in the order of contract §1; the first failure is raised.
 
     model → JSON → shutting down → id → text_input → token count → parameters.
     """
-    settings, contract = gateway.settings, gateway.contract
-    started = asyncio.get_running_loop().time()
-    model = request.match_info["model"]
-    gateway.check_model(model)
-    body = await read_body(request, limit=settings.body_limit, timeout=settings.body_timeout)
-    document = parse_object(body, contract)
-    gateway.check_taking_work()
+    settings = gateway.settings
+    arrival = await receive(gateway, request, request.match_info["model"])
     envelope = read_envelope(
-        document, contract, body_limit=settings.body_limit, dialect=settings.triton_dialect
+        parse(gateway, arrival.body),
+        gateway.contract,
+        body_limit=settings.body_limit,
+        dialect=settings.triton_dialect,
     )
     prompt = await gateway.engine.tokenize(envelope.text)
-    _check_prompt(len(prompt), gateway.prompt_limit)
-    parameters = read_parameters(envelope, contract, is_recompute=_is_recompute(request.headers))
+    check_prompt("text_input", len(prompt), gateway.prompt_limit)
+    return _generation(gateway, arrival, envelope, prompt)
+
+
+async def read_token_generation(
+    gateway: Gateway, request: web.Request
+) -> tuple[Generation, InferRequest]:
+    """The same for a prompt of token ids (contract §7, infer)."""
+    arrival = await receive(gateway, request, request.match_info["model"])
+    text, binary = split_body(arrival.body, arrival.headers.get(JSON_LENGTH_HEADER))
+    infer = read_infer(
+        parse(gateway, text),
+        binary,
+        vocab_size=gateway.info.vocab_size,
+        prompt_limit=gateway.prompt_limit,
+        dialect=gateway.settings.triton_dialect,
+    )
+    return _generation(gateway, arrival, infer.envelope, infer.prompt), infer
+
+
+def _generation(
+    gateway: Gateway, arrival: Arrival, envelope: Envelope, prompt: list[int]
+) -> Generation:
+    parameters = read_parameters(
+        envelope, gateway.contract, is_recompute=_is_recompute(arrival.headers)
+    )
     return Generation(
-        client_id=envelope.client_id
-        or usable_id(request.headers.get("req-id"))
-        or gateway.new_client_id(),
-        model=model,
+        client_id=client_id(gateway, envelope.client_id, arrival.headers),
+        model=arrival.model,
         parameters=parameters,
-        engine_request=_engine_request(gateway, envelope.text, prompt, parameters),
-        started=started,
+        engine_request=engine_request(gateway, envelope.text, prompt, parameters),
+        started=arrival.started,
     )
 
 
-def _engine_request(
+def client_id(gateway: Gateway, own: str | None, headers: Mapping[str, str]) -> str:
+    """The id that the client knows its request by (contract §2)."""
+    return own or usable_id(headers.get("req-id")) or gateway.new_client_id()
+
+
+def engine_request(
     gateway: Gateway, text: str, prompt: list[int], parameters: Parameters
 ) -> EngineRequest:
+    """What the engine gets, from checked values."""
     info = gateway.info
     sampling = resolve_sampling(
         parameters,
@@ -94,15 +162,14 @@ def _engine_request(
 
 @asynccontextmanager
 async def running(
-    gateway: Gateway, generation: Generation, account: Account
+    gateway: Gateway, generation: Generation, account: Account, *, whole: bool = False
 ) -> AsyncIterator[TokenStream]:
     """Admit the request, hand it to the engine and watch its clocks.
 
-    Whatever ends the block, the engine's request is gone afterwards.
+    With `whole` the answer goes out as one piece, and the client's timeout is
+    for all of it. Whatever ends the block, the engine's request is gone afterwards.
     """
-    settings = gateway.settings
-    token = token_clock(generation.parameters.timeout, settings.token_timeout)
-    e2e = Clock(SERVER_E2E_TIMEOUT, settings.e2e_timeout)
+    token, e2e = _clocks(gateway.settings, generation.parameters.timeout, whole=whole)
     with gateway.admission.slot():
         gateway.check_taking_work()
         stream = await gateway.engine.submit(generation.engine_request)
@@ -114,11 +181,20 @@ async def running(
             yield stream
 
 
-def _check_prompt(tokens: int, limit: int) -> None:
+def _clocks(settings: Settings, timeout: float, *, whole: bool) -> tuple[Clock, Clock]:
+    """The clock of the next token and that of the whole request (contract §5)."""
+    token = Clock(SERVER_TOKEN_TIMEOUT, settings.token_timeout)
+    e2e = Clock(SERVER_E2E_TIMEOUT, settings.e2e_timeout)
+    client = Clock(CLIENT_TIMEOUT, timeout)
+    return (token, shorter(client, e2e)) if whole else (shorter(client, token), e2e)
+
+
+def check_prompt(field: str, tokens: int, limit: int) -> None:
+    """InvalidInput for no prompt token, GenerationError for more than `limit`."""
     if tokens == 0:
-        raise InvalidInput('"text_input" gives no prompt token')
+        raise InvalidInput(f'"{field}" gives no prompt token')
     if tokens > limit:
-        raise GenerationError(f'"text_input" gives {tokens} prompt tokens, at most {limit} fit')
+        raise GenerationError(f'"{field}" gives {tokens} prompt tokens, at most {limit} fit')
 
 
 def _is_recompute(headers: Mapping[str, str]) -> bool:

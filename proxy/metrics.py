@@ -150,11 +150,13 @@ class Account:
     def __init__(self, metrics: Metrics, route: str) -> None:
         self._metrics = metrics
         self._route = route
+        self._accepted = False
         self.outcome = Outcome.CANCELLED
         self.started = time.monotonic()
 
     def accepted(self, prompt_tokens: int) -> None:
         """The engine has taken the request."""
+        self._accepted = True
         self._metrics.prompt_tokens.inc(prompt_tokens)
 
     def first_token(self) -> None:
@@ -170,8 +172,8 @@ class Account:
         self.outcome = Outcome.SUCCEEDED
 
     def refused_or_failed(self, error: GatewayError) -> None:
-        """An error before the first byte (or after it: then it is a 5xx)."""
-        refused = error.status < 500 or error.status == 503
+        """An error before the first byte. What the engine has taken is not refused any more."""
+        refused = not self._accepted and (error.status < 500 or error.status == 503)
         self.outcome = Outcome.REFUSED if refused else Outcome.FAILED
         self._count(error)
 

@@ -1,4 +1,4 @@
-"""The streaming path: tokens from the engine, frames to the client, whatever the format."""
+"""Tokens from the engine, frames or one answer to the client, whatever the format."""
 
 from __future__ import annotations
 
@@ -37,6 +37,52 @@ class FrameTranslator(Protocol):
     @property
     def fails_with_normal_end(self) -> bool:
         """Whether `failed` is followed by a normal end instead of a dropped connection."""
+
+
+class AnswerTranslator(Protocol):
+    """One per request: tokens in, one answer out (see `translators.triton_generate`)."""
+
+    ended: bool
+    """True once nothing more is to be added."""
+
+    @property
+    def generated(self) -> int:
+        """Tokens so far."""
+
+    def add(self, token: Token) -> None:
+        """One token."""
+
+    def stopped(self) -> None:
+        """The request was stopped from outside."""
+
+    def body(self) -> bytes:
+        """The answer."""
+
+
+async def collect_answer(
+    stream: TokenStream, answer: AnswerTranslator, account: Account
+) -> web.Response:
+    """Wait for the last token and answer with all of them; raises what the stream raises."""
+    try:
+        async for tokens in stream:
+            if not answer.generated:
+                account.first_token()
+            _add(answer, tokens)
+            if answer.ended:
+                break
+        else:
+            answer.stopped()
+    finally:
+        account.generated(answer.generated)
+    account.succeeded()
+    return web.Response(body=answer.body(), content_type="application/json")
+
+
+def _add(answer: AnswerTranslator, tokens: list[Token]) -> None:
+    for token in tokens:
+        answer.add(token)
+        if answer.ended:
+            break
 
 
 async def stream_frames(

@@ -33,6 +33,10 @@ VLLM_CONFIG: Final = "vllm.config.VllmConfig"
 MODEL_CONFIG: Final = "vllm.config.ModelConfig"
 PARALLEL_CONFIG: Final = "vllm.config.ParallelConfig"
 SCHEDULER_CONFIG: Final = "vllm.config.SchedulerConfig"
+CACHE_CONFIG: Final = "vllm.config.CacheConfig"
+DEVICE_CONFIG: Final = "vllm.config.DeviceConfig"
+PREFIX_CACHE_STATS: Final = "vllm.v1.metrics.stats.PrefixCacheStats"
+LOGPROBS: Final = "vllm.v1.outputs.LogprobsLists"
 
 
 class Handle(NamedTuple):
@@ -59,15 +63,20 @@ HANDLES: Final = (
     Handle("embedded", "VllmFinish", FINISH_REASON),
     Handle("embedded", "RequestOutputKind", "vllm.sampling_params.RequestOutputKind"),
     Handle("embedded", "config", VLLM_CONFIG, "_describe"),
+    Handle("embedded", "config", VLLM_CONFIG, "_cache_figures"),
     Handle("embedded", "config.parallel_config", PARALLEL_CONFIG),
+    Handle("embedded", "config.device_config", DEVICE_CONFIG),
+    Handle("embedded", "cache", CACHE_CONFIG),
     Handle("embedded", "model", MODEL_CONFIG),
     Handle("embedded", "scheduler", SCHEDULER_CONFIG, "_describe"),
-    Handle("embedded", "scheduler", SCHEDULER_STATS, "_step_done"),
     Handle("embedded", "iteration", ITERATION_STATS),
     Handle("token_tap", "processor", OUTPUT_PROCESSOR),
     Handle("token_tap", "state", REQUEST_STATE),
     Handle("token_tap", "StepOutput", CORE_OUTPUT),
     Handle("token_tap", "StepEvent", CORE_EVENT),
+    Handle("token_tap", "lists", LOGPROBS),
+    Handle("figures", "SchedulerReport", SCHEDULER_STATS),
+    Handle("figures", "PrefixCacheReport", PREFIX_CACHE_STATS),
     Handle("collector", "output", REQUEST_OUTPUT),
     Handle("collector", "completion", COMPLETION_OUTPUT),
     Handle("collector", "stamps", REQUEST_STATS),

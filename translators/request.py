@@ -79,6 +79,14 @@ def read_id(document: Mapping[str, Any]) -> str | None:
     return value
 
 
+def required_id(document: Mapping[str, Any]) -> str:
+    """The client's `id` where there must be one (stopInfer)."""
+    value = read_id(document)
+    if value is None:
+        raise InvalidInput('"id" must be the id of a live request, got nothing')
+    return value
+
+
 def usable_id(header: str | None) -> str | None:
     """The `req-id` header when it could be an id, else None (contract §2)."""
     return header if header is not None and _ID.fullmatch(header) else None

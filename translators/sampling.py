@@ -45,7 +45,8 @@ class Sampling:
     """Engine-neutral sampling values.
 
     `temperature` 0.0 is greedy; `top_k` None is off; `seed` None is random,
-    else a signed 64-bit integer other than -1.
+    else a signed 64-bit integer other than -1. `logprobs` None asks for no log
+    probabilities, n for the token's own and those of the n likeliest.
     """
 
     temperature: float
@@ -55,6 +56,7 @@ class Sampling:
     seed: int | None
     max_tokens: int
     bad_words: tuple[str, ...] = ()
+    logprobs: int | None = None
 
     @property
     def greedy(self) -> bool:

@@ -27,6 +27,14 @@ class Finish(NamedTuple):
     """What was held back as half a character, decoded with U+FFFD."""
 
 
+class Alternative(NamedTuple):
+    """A token that might have been chosen in the place of one that was."""
+
+    id: int
+    text: str
+    logprob: float
+
+
 class Token(NamedTuple):
     """One generated token. A NamedTuple, because one is made for every token."""
 
@@ -41,3 +49,7 @@ class Token(NamedTuple):
     """Sequences that ran in the engine step that made this token."""
     finish: Finish | None = None
     """Set on the last token only."""
+    logprob: float | None = None
+    """Natural logarithm of its probability, when asked for and when the engine tells."""
+    top: tuple[Alternative, ...] = ()
+    """The likeliest tokens at this place, best first, when asked for."""

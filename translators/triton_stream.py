@@ -12,9 +12,9 @@ from typing import Final
 
 import orjson
 
+from translators.answer_text import AnswerText
 from translators.contract import Contract
 from translators.errors import GatewayError
-from translators.stop_words import StopWords
 from translators.tokens import Finish, FinishReason, Token
 
 _US: Final = 1_000_000
@@ -87,9 +87,9 @@ class TritonStream:
         self._contract = contract
         self._details = details
         self._max_tokens = max_tokens
-        self._escape = _BraceEscape(style.brace_escape)
+        self._escape = BraceEscape(style.brace_escape)
         self._full = bytearray() if style.full_text else None
-        self._stop_words = StopWords(stop_words) if stop_words else None
+        self._answer = AnswerText(stop_words, flush_tail=contract.flush_tail)
         self._batch_size = 0
         self.generated = 0
         self.ended = False
@@ -103,24 +103,17 @@ class TritonStream:
         """The frame of one token. Must not be called once `ended` is true."""
         self.generated += 1
         self._batch_size = token.batch_size
-        text, finish = token.text, token.finish
-        if self._stop_words is not None:
-            text, finish = self._cut(self._stop_words, text, finish)
-        if finish is None:
-            head, tail = self._head + self._text(text), None
-        else:
-            self.ended = True
-            if finish.tail and self._contract.flush_tail:
-                text += finish.tail
-            head, tail = self._head + self._text(text), finish
+        text, finish = self._answer.push(token)
+        self.ended = finish is not None
+        head = self._head + self._text(text)
         if not self._details:
             return head + b"}\n\n"
-        return head + self._details_of(token, tail)
+        return head + self._details_of(token, finish)
 
     def stopped(self) -> bytes:
         """The last frame of a request that stopInfer ended: no token of its own."""
         self.ended = True
-        head = self._head + self._text(self._stop_words.flush() if self._stop_words else "")
+        head = self._head + self._text(self._answer.stopped())
         return head + self._closing_details() + b"}\n\n"
 
     def failed(self, error: GatewayError) -> bytes:
@@ -150,16 +143,6 @@ class TritonStream:
             return self._escape(encoded)
         return self._escape.joined(self._full, encoded)
 
-    def _cut(
-        self, stop_words: StopWords, text: str, finish: Finish | None
-    ) -> tuple[str, Finish | None]:
-        shown, stopped = stop_words.push(text)
-        if stopped:
-            return shown, Finish(FinishReason.END)
-        if finish is not None:
-            shown += stop_words.flush()
-        return shown, finish
-
     def _details_of(self, token: Token, finish: Finish | None) -> bytes:
         reason = b""
         if finish is not None:
@@ -169,15 +152,15 @@ class TritonStream:
         return (
             b',"details":{%b"generated_tokens":%d,"first_token_cost":null,"decode_cost":null,'
             b'"batch_size":%d,"queue_wait_time":%d},%b}\n\n'
-            % (reason, self.generated, token.batch_size, _micros(token.waited), self._times(token))
+            % (reason, self.generated, token.batch_size, micros(token.waited), self._times(token))
         )
 
     def _times(self, token: Token) -> bytes:
-        micros = _micros(token.latency)
+        latency = micros(token.latency)
         if self._contract.integer_times:
-            number = b"%d" % (micros // _US_PER_MS)
+            number = b"%d" % (latency // _US_PER_MS)
         else:
-            number = orjson.dumps(micros / _US_PER_MS)
+            number = orjson.dumps(latency / _US_PER_MS)
         if self.generated == 1:
             return b'"prefill_time":%b,"decode_time":null' % number
         return b'"prefill_time":null,"decode_time":%b' % number
@@ -192,7 +175,7 @@ class TritonStream:
         )
 
 
-class _BraceEscape:
+class BraceEscape:
     """`{` as `\\u007b` where a JSON string holds both braces (contract §4)."""
 
     def __init__(self, enabled: bool) -> None:
@@ -221,6 +204,6 @@ class _BraceEscape:
         return b'"%b"' % bytes(so_far)
 
 
-def _micros(seconds: float) -> int:
+def micros(seconds: float) -> int:
     """Whole microseconds; what lies below is an artefact of subtracting clock stamps."""
     return round(seconds * _US)

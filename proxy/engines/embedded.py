@@ -32,9 +32,10 @@ from vllm.v1.engine import FinishReason as VllmFinish
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from proxy.engines.base import EngineRequest, Load, ModelInfo, total
+from proxy.engines.base import EngineRequest, Load, ModelInfo
 from proxy.engines.collector import CollectorReader
 from proxy.engines.detokenizer import make_detokenizer
+from proxy.engines.figures import SchedulerFigures
 from proxy.engines.stream import TokenStream
 from proxy.engines.token_run import TokenRun
 from proxy.engines.token_tap import TokenTap
@@ -54,6 +55,8 @@ log = logging.getLogger(__name__)
 
 _INLINE_CHARACTERS: Final = 8192
 """Prompts up to this length are tokenized on the loop; longer ones in a thread."""
+_INLINE_TOKENS: Final = 512
+"""The same for prompts whose tokens are shown one by one."""
 _HEALTH_PERIOD: Final = 0.5
 """Seconds between looks at whether the engine's processes are alive."""
 _COOLEST: Final = 0.01
@@ -133,7 +136,7 @@ class EmbeddedEngine:
         self._words = _Words()
         self._engine: Any = None
         self._tap: TokenTap | None = None
-        self._loads: dict[int, Load] = {}
+        self._figures = SchedulerFigures()
         self._tokenizer: Any = None
         self._spare_tokenizer: Any = None
         self._tokenizing = asyncio.Lock()
@@ -186,6 +189,13 @@ class EmbeddedEngine:
             max_num_seqs=scheduler.max_num_seqs * config.parallel_config.data_parallel_size,
             priority_scheduling=scheduler.policy == "priority",
             defaults=_generation_defaults(model),
+            special_token_ids=frozenset(getattr(self._tokenizer, "all_special_ids", ())),
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            world_size=config.parallel_config.world_size_across_dp,
+            model_path=model.model,
+            device_type=config.device_config.device_type,
+            dtype=str(model.dtype).removeprefix("torch."),
+            **_cache_figures(config),
         )
 
     async def tokenize(self, text: str) -> list[int]:
@@ -195,10 +205,20 @@ class EmbeddedEngine:
         async with self._tokenizing:
             return await asyncio.to_thread(lambda: list(self._spare_tokenizer.encode(text)))
 
+    async def pieces(self, ids: list[int]) -> list[str]:
+        if len(ids) <= _INLINE_TOKENS:
+            return [self._piece(token_id) for token_id in ids]
+        async with self._tokenizing:
+            decode = self._spare_tokenizer.decode
+            return await asyncio.to_thread(lambda: [decode([token_id]) for token_id in ids])
+
+    def _piece(self, token_id: int) -> str:
+        return str(self._tokenizer.decode([token_id]))
+
     async def submit(self, request: EngineRequest) -> TokenStream:
         stream = TokenStream(lambda: self._cancel(request.request_id))
         detokenizer = make_detokenizer(self._tokenizer, request.prompt)
-        run = TokenRun(request.request_id, stream, detokenizer)
+        run = TokenRun(request.request_id, stream, detokenizer, self._piece)
         if self._tap is not None:
             self._tap.runs[request.request_id] = run
         try:
@@ -215,7 +235,8 @@ class EmbeddedEngine:
             self._forget(request.request_id)
             raise _as_gateway_error(error) from error
         if self._tap is None:
-            self._keep(self._read(collector, run))
+            reader = CollectorReader(run, self._words, top=request.sampling.logprobs or 0)
+            self._keep(self._read(collector, run, reader))
         else:
             # Nobody reads vLLM's own queue: it must not fill.
             collector.put = _discard
@@ -230,6 +251,7 @@ class EmbeddedEngine:
             seed=sampling.seed,
             max_tokens=sampling.max_tokens,
             bad_words=list(sampling.bad_words) or None,
+            logprobs=sampling.logprobs,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
@@ -243,15 +265,14 @@ class EmbeddedEngine:
             )
         return min(max(wanted, _COOLEST), _HOTTEST) if wanted else 0.0
 
-    async def _read(self, collector: Any, run: TokenRun) -> None:
+    async def _read(self, collector: Any, run: TokenRun, reader: CollectorReader) -> None:
         """The collector path: one task per request, over outputs that may be merged."""
-        reader = CollectorReader(run, self._words)
         try:
             finished = False
             while not finished:
                 output = collector.get_nowait() or await collector.get()
                 finished = output.finished
-                reader.read(output, self.load().running)
+                reader.read(output, self._figures.load().running)
         except Exception as error:
             if isinstance(error, EngineDeadError):
                 self._died(type(error).__name__)
@@ -270,11 +291,12 @@ class EmbeddedEngine:
     def _step_done(self, engine_index: int, scheduler: Any, iteration: Any) -> None:
         """The statistics of one step of one engine, in the task that reads the engines."""
         if scheduler is not None:
-            self._loads[engine_index] = Load(
-                scheduler.num_running_reqs, scheduler.num_waiting_reqs, scheduler.kv_cache_usage
-            )
-        if iteration is not None and self._tap is not None:
-            running = self._loads.get(engine_index, Load()).running
+            self._figures.scheduled(engine_index, scheduler)
+        if iteration is None:
+            return
+        self._figures.preempted(engine_index, iteration.num_preempted_reqs)
+        if self._tap is not None:
+            running = self._figures.of(engine_index).running
             # Those that ended with this step have left the scheduler already.
             self._tap.step_done(running + len(iteration.finished_requests))
 
@@ -293,7 +315,7 @@ class EmbeddedEngine:
         return not self._dead
 
     def load(self) -> Load:
-        return total(self._loads.values())
+        return self._figures.load()
 
     async def close(self) -> None:
         self._dead = True
@@ -317,6 +339,7 @@ class _StepListener(StatLoggerBase):
         self, listener: Callable[[int, Any, Any], None], vllm_config: Any, engine_index: int = 0
     ) -> None:
         self._listener = listener
+        self._engine = engine_index
 
     def record(
         self,
@@ -342,6 +365,19 @@ def served_names(args: AsyncEngineArgs) -> tuple[str, ...]:
 def _generation_defaults(model: Any) -> ModelDefaults:
     config = {} if model.generation_config == "vllm" else model.try_get_generation_config()
     return ModelDefaults.from_config({**config, **model.override_generation_config})
+
+
+def _cache_figures(config: Any) -> dict[str, Any]:
+    """The KV cache as it came out of the engine's start."""
+    cache, engines = config.cache_config, config.parallel_config.data_parallel_size
+    blocks = cache.num_gpu_blocks
+    return {
+        # Each engine keeps one block for itself, which no request can fill.
+        "kv_blocks": None if blocks is None else max(blocks - engines, 0),
+        "block_size": cache.block_size,
+        "kv_cache_bytes": cache.kv_cache_memory_bytes,
+        "cpu_kv_cache_bytes": int((cache.kv_offloading_size or 0) * 2**30),
+    }
 
 
 def _as_gateway_error(error: Exception) -> GatewayError:

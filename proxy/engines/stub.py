@@ -24,6 +24,15 @@ STUB_INFO = ModelInfo(
     vocab_size=32_000,
     max_num_seqs=256,
     priority_scheduling=True,
+    special_token_ids=frozenset({0, 1, 2}),
+    max_num_batched_tokens=8192,
+    kv_blocks=1024,
+    block_size=16,
+    kv_cache_bytes=2 * 2**30,
+    world_size=1,
+    model_path="/models/llama3-70b",
+    device_type="stub",
+    dtype="bfloat16",
 )
 
 
@@ -80,6 +89,10 @@ class StubEngine:
         """One token per word and per run of spaces: enough to count."""
         return list(range(len(text.split())))
 
+    async def pieces(self, ids: list[int]) -> list[str]:
+        """Each token's id between angle brackets."""
+        return [f"<{token_id}>" for token_id in ids]
+
     async def submit(self, request: EngineRequest) -> TokenStream:
         self.submitted.append(request)
         await self.submit_gate.wait()
@@ -113,7 +126,16 @@ class StubEngine:
             self._on_death(reason)
 
     def load(self) -> Load:
-        return Load(running=len(self.live))
+        """One sequence and one KV-cache block for each request under way."""
+        running = len(self.live)
+        return Load(
+            running=min(running, self.info.max_num_seqs),
+            waiting=max(running - self.info.max_num_seqs, 0),
+            kv_cache_usage=min(running / (self.info.kv_blocks or 1), 1.0),
+            preemptions=0,
+            prefix_queries=0,
+            prefix_hits=0,
+        )
 
     async def close(self) -> None:
         for run in list(self.live.values()):

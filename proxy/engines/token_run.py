@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
 from proxy.engines.detokenizer import Detokenizer
 from proxy.engines.stream import TokenStream
-from translators.tokens import Finish, FinishReason, Token
+from translators.tokens import Alternative, Finish, FinishReason, Token
+
+
+class Logprobs(NamedTuple):
+    """The log probabilities at one token's place."""
+
+    own: float
+    top: Sequence[tuple[int, float]] = ()
+    """Token ids and their log probabilities, best first."""
 
 
 class TokenRun:
     """Turns steps of an engine into the tokens of one stream.
 
     All times are seconds of the engine's own monotonic clock. Differences are
-    never negative: a stamp that is missing counts as "just now".
+    never negative: a stamp that is missing counts as "just now". `piece` gives
+    the text of a token by itself, for the alternatives of `top`.
     """
 
-    def __init__(self, request_id: str, stream: TokenStream, detokenizer: Detokenizer) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        stream: TokenStream,
+        detokenizer: Detokenizer,
+        piece: Callable[[int], str],
+    ) -> None:
         self.request_id = request_id
         self.stream = stream
         self._detokenizer = detokenizer
+        self._piece = piece
         self._previous: float | None = None
         self._waiting_since: float | None = None
         self._waited = 0.0
@@ -39,15 +58,27 @@ class TokenRun:
         self._waiting_since = at
 
     def tokens(
-        self, ids: list[int], at: float, batch_size: int, reason: FinishReason | None
+        self,
+        ids: list[int],
+        at: float,
+        batch_size: int,
+        reason: FinishReason | None,
+        logprobs: Sequence[Logprobs] | None = None,
     ) -> None:
         """The tokens of one step. All but the first came at the same moment."""
         last = len(ids) - 1
         for index, token_id in enumerate(ids):
             ends = reason if index == last else None
-            self.token(token_id, at, batch_size, ends)
+            self.token(token_id, at, batch_size, ends, logprobs[index] if logprobs else None)
 
-    def token(self, token_id: int, at: float, batch_size: int, reason: FinishReason | None) -> None:
+    def token(
+        self,
+        token_id: int,
+        at: float,
+        batch_size: int,
+        reason: FinishReason | None,
+        logprobs: Logprobs | None = None,
+    ) -> None:
         """One token that came at `at`."""
         previous = at if self._previous is None else self._previous
         # The token that ends a text is no part of it, special or not.
@@ -56,5 +87,13 @@ class TokenRun:
         token = Token(
             token_id, text, max(at - previous, 0.0), self._waited, max(batch_size, 1), finish
         )
+        if logprobs is not None:
+            token = token._replace(logprob=logprobs.own, top=self._alternatives(logprobs))
         self._previous, self._waited = max(at, previous), 0.0
         self.stream.push(token)
+
+    def _alternatives(self, logprobs: Logprobs) -> tuple[Alternative, ...]:
+        return tuple(
+            Alternative(token_id, self._piece(token_id), logprob)
+            for token_id, logprob in logprobs.top
+        )

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from proxy.engines.token_run import TokenRun
+from proxy.engines.token_run import Logprobs, TokenRun
 from translators.errors import IncompleteGeneration
 from translators.tokens import FinishReason
 
@@ -31,6 +31,7 @@ class StepOutput(Protocol):
 
     request_id: str
     new_token_ids: list[int]
+    new_logprobs: Any
     finish_reason: Any
     events: list[StepEvent] | None
 
@@ -102,7 +103,9 @@ class TokenTap:
                 return
             reason = self._vocabulary.reason(output.finish_reason)
         if output.new_token_ids:
-            run.tokens(output.new_token_ids, at, batch_size, reason)
+            logprobs = output.new_logprobs
+            rows = None if logprobs is None else logprob_rows(logprobs)
+            run.tokens(output.new_token_ids, at, batch_size, reason, rows)
         elif reason is not None:
             run.stream.stop()
 
@@ -122,3 +125,13 @@ class TokenTap:
         self._on_death(type(error).__name__)
         for run in list(self.runs.values()):
             run.stream.fail(IncompleteGeneration("the engine died"))
+
+
+def logprob_rows(lists: Any) -> list[Logprobs]:
+    """vLLM's LogprobsLists, token by token: in each row the token itself comes first."""
+    return [
+        Logprobs(values[0], list(zip(ids[1:], values[1:], strict=True)))
+        for ids, values in zip(
+            lists.logprob_token_ids.tolist(), lists.logprobs.tolist(), strict=True
+        )
+    ]

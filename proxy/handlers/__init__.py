@@ -1,1 +1,1 @@
-"""One file per group of routes; `ROUTES` in `proxy.app` lists them."""
+"""One file per group of routes; `ROUTES` in `proxy.routes` lists them."""

@@ -10,9 +10,9 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 
 from proxy import __version__, lifecycle
-from proxy.app import ROUTES
 from proxy.cli import main
 from proxy.metrics import Metrics
+from proxy.routes import ROUTES
 from proxy.settings import Settings
 from tests.deploy.rendering import ALL, Rendered, rendered
 

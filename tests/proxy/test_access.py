@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from proxy.access import Group
-from proxy.app import ROUTES
 from proxy.engines.base import EngineRequest
 from proxy.engines.stub import StubEngine
+from proxy.routes import ROUTES
 from proxy.settings import SettingsError
 from tests.support import STREAM_PATH, RawResponse, exchange, request_bytes, serving
 from translators.tokens import Finish, FinishReason, Token

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from proxy.app import ROUTES
 from proxy.engines.stub import StubEngine, silent
+from proxy.routes import ROUTES
 from tests.support import (
     MODEL,
     STREAM_PATH,

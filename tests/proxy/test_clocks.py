@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.clocks import Clock, token_clock, watched
+from proxy.clocks import Clock, shorter, watched
 from proxy.engines.stream import TokenStream
 from proxy.engines.stub import StubEngine, silent
 from tests.proxy.test_app import assert_error
@@ -133,9 +133,10 @@ async def test_tokens_do_not_restart_e2e() -> None:
 
 
 async def test_the_shorter_of_the_two_waits_counts() -> None:
-    assert token_clock(5, 600) == Clock("client timeout", 5)
-    assert token_clock(5, 5) == Clock("client timeout", 5)
-    assert token_clock(65535, 600) == Clock("server tokenTimeout", 600)
+    server = Clock("server tokenTimeout", 600)
+    assert shorter(Clock("client timeout", 5), server) == Clock("client timeout", 5)
+    assert shorter(Clock("client timeout", 600), server) == Clock("client timeout", 600)
+    assert shorter(Clock("client timeout", 65535), server) == server
 
 
 async def test_a_slow_client_is_not_a_slow_engine() -> None:

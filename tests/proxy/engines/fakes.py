@@ -57,10 +57,15 @@ def step_output(
     *,
     finish: str | None = None,
     events: Sequence[SimpleNamespace] | None = None,
+    logprobs: Any = None,
 ) -> Any:
     """vLLM's EngineCoreOutput."""
     return SimpleNamespace(
-        request_id=request_id, new_token_ids=list(ids), finish_reason=finish, events=events
+        request_id=request_id,
+        new_token_ids=list(ids),
+        new_logprobs=logprobs,
+        finish_reason=finish,
+        events=events,
     )
 
 
@@ -96,4 +101,9 @@ def reading(request_id: str = "r1") -> Reading:
     """A run over `Letters`. Must be called in a running loop."""
     cancelled: list[str] = []
     stream = TokenStream(lambda: cancelled.append(request_id))
-    return Reading(TokenRun(request_id, stream, Letters()), cancelled)
+    return Reading(TokenRun(request_id, stream, Letters(), piece), cancelled)
+
+
+def piece(token_id: int) -> str:
+    """The text of a token by itself."""
+    return f"<{token_id}>"

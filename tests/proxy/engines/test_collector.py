@@ -30,7 +30,7 @@ def output(
     stamps = SimpleNamespace(
         queued_ts=queued, scheduled_ts=scheduled, first_token_ts=first, last_token_ts=last
     )
-    completion = SimpleNamespace(token_ids=ids, finish_reason=finish)
+    completion = SimpleNamespace(token_ids=ids, finish_reason=finish, logprobs=None)
     return SimpleNamespace(metrics=stamps, outputs=[completion])
 
 

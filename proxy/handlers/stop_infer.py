@@ -1,0 +1,28 @@
+"""POST /v2/models/{model}/stopInfer: end every live request with a client's id (contract §7)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import orjson
+from aiohttp import web
+
+from proxy.gateway import GATEWAY
+from proxy.generation import receive
+from translators.body import parse_object
+from translators.errors import IncompleteGeneration
+from translators.request import required_id
+
+ROUTE: Final = "stopInfer"
+
+
+async def stop_infer(request: web.Request) -> web.StreamResponse:
+    """Answers with the request's own JSON. Works while the gateway drains, too."""
+    gateway = request.app[GATEWAY]
+    with gateway.metrics.account(ROUTE) as account:
+        arrival = await receive(gateway, request, request.match_info["model"])
+        document = parse_object(arrival.body, gateway.contract)
+        if not gateway.live.stop(required_id(document)):
+            raise IncompleteGeneration("there is no live request with this id")
+        account.succeeded()
+        return web.Response(body=orjson.dumps(document), content_type="application/json")
