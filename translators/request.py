@@ -221,10 +221,7 @@ def _fits(kind: Kind, bounds: Range | None, value: Any) -> bool:
 
 def shown(value: Any) -> str:
     """A refused value as JSON, cut short, for an error text."""
-    try:
-        text = orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:
-        text = json_type(value)
+    text = orjson.dumps(value).decode()
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 

@@ -17,6 +17,7 @@ from translators.contract import Contract
 from translators.errors import GatewayError
 from translators.tokens import Finish, FinishReason, Token
 
+_FINISH_WORDS: Final = {FinishReason.LENGTH: "length", FinishReason.STOPPED: "stop_sequence"}
 _US: Final = 1_000_000
 _US_PER_MS: Final = 1_000
 
@@ -45,15 +46,9 @@ def json_string(text: str) -> bytes:
 
 def finish_word(contract: Contract, finish: Finish, *, on_last_token: bool) -> str:
     """The contract's word for an end (contract §4 and §8)."""
-    match finish.reason:
-        case FinishReason.END:
-            return contract.end_on_last_token if on_last_token else "eos_token"
-        case FinishReason.LENGTH:
-            return "length"
-        case FinishReason.STOPPED:
-            return "stop_sequence"
-        case FinishReason.UNKNOWN:
-            return contract.unknown_finish
+    if finish.reason is FinishReason.END:
+        return contract.end_on_last_token if on_last_token else "eos_token"
+    return _FINISH_WORDS.get(finish.reason, contract.unknown_finish)
 
 
 class TritonStream:
