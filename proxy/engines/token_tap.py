@@ -11,12 +11,15 @@ between it only takes its own statistics, since nobody would read the rest.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from proxy.engines.token_run import Logprobs, TokenRun
 from translators.errors import IncompleteGeneration
 from translators.tokens import FinishReason
+
+log = logging.getLogger(__name__)
 
 
 class StepEvent(Protocol):
@@ -90,7 +93,15 @@ class TokenTap:
         """The statistics of the step have arrived: hand its tokens on."""
         step, self._step = self._step, []
         for run, output, at in step:
+            self._hand_on(run, output, at, batch_size)
+
+    def _hand_on(self, run: TokenRun, output: StepOutput, at: float, batch_size: int) -> None:
+        try:
             self._feed(run, output, at, batch_size)
+        except Exception as error:
+            # This runs in vLLM's own task, whose end is the end of the engine.
+            log.exception("a token could not be handed on: %s", type(error).__name__)
+            run.stream.fail(IncompleteGeneration("the engine failed on this request"))
 
     def _feed(self, run: TokenRun, output: StepOutput, at: float, batch_size: int) -> None:
         if output.events:

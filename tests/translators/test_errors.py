@@ -11,11 +11,14 @@ from translators import errors
 # status and error_type by hand; 413 has a body of its own.
 ANSWERS = [
     (errors.BadRequest, 400, "Bad Request"),
+    (errors.Unauthorized, 401, "Unauthorized"),
+    (errors.Forbidden, 403, "Forbidden"),
     (errors.NotFound, 404, "NotFoundError"),
     (errors.UnsupportedEncoding, 415, "Unsupported Media Type"),
     (errors.InvalidInput, 422, "Input Validation Error"),
     (errors.GenerationError, 424, "Generation Error"),
     (errors.IncompleteGeneration, 500, "Incomplete Generation"),
+    (errors.TooManyRequests, 429, "Too Many Requests"),
     (errors.ServiceUnavailable, 503, "Service Unavailable"),
 ]
 
@@ -32,9 +35,13 @@ def test_an_error_is_an_answer(
     assert error.stream_text == "Failed to get engine response"
 
 
-def test_every_error_is_listed_here() -> None:
-    listed = {kind for kind, _, _ in ANSWERS} | {errors.BodyTooLarge}
-    assert set(errors.GatewayError.__subclasses__()) == listed
+def test_every_answer_is_listed_here() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    own = {
+        kind for kind in kinds if issubclass(kind, errors.GatewayError) and "status" in vars(kind)
+    }
+    listed = {kind for kind, _, _ in ANSWERS}
+    assert own == listed | {errors.GatewayError, errors.BodyTooLarge}
 
 
 def test_too_large_has_a_body_of_its_own() -> None:

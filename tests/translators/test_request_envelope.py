@@ -15,7 +15,21 @@ from translators.request import read_id, read_parameters, usable_id, utf16_units
 
 ALL_LETTERS = string.ascii_letters + string.digits + "_-"
 GOOD_IDS = ["a123", "0", "-", "_", ALL_LETTERS, "x" * 256]
-BAD_IDS = ["", "x" * 257, "a b", "a\n", "\n", "a.b", "a/b", "é", "你", "a\x00", "１", " a", "a "]
+BAD_IDS = [
+    "",
+    "x" * 257,
+    "a b",
+    "a\n",
+    "\n",
+    "a.b",
+    "a/b",
+    "é",
+    "你",
+    "a\x00",
+    "\uff11",
+    " a",
+    "a ",
+]
 WRONG_IDS = [1, 1.5, True, False, [], ["a"], {}, {"a": 1}]
 
 
@@ -109,6 +123,7 @@ def raw_text(text: str) -> bytes:
 @pytest.mark.parametrize(
     "text",
     ["a" * PAGE_LIMIT, "你" * PAGE_LIMIT, "😀" * (PAGE_LIMIT // 2), "a" * (PAGE_LIMIT - 2) + "😀"],
+    ids=["ASCII", "Chinese", "emoji", "emoji at the end"],
 )
 def test_the_longest_text_of_the_page(text: str) -> None:
     assert len(envelope_of(raw_text(text)).text) == len(text)
@@ -117,6 +132,7 @@ def test_the_longest_text_of_the_page(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     ["a" * (PAGE_LIMIT + 1), "😀" * (PAGE_LIMIT // 2) + "a", "a" * (PAGE_LIMIT - 1) + "😀"],
+    ids=["ASCII", "emoji", "emoji at the end"],
 )
 def test_one_unit_more_is_refused_without_an_echo(text: str) -> None:
     with pytest.raises(InvalidInput) as failure:

@@ -48,7 +48,7 @@ def sampled(**changes: Any) -> Sampling:
     return Sampling(**(values | changes))
 
 
-OFTEN = {"temperature": 0.7, "top_k": 5, "top_p": 0.5}
+OFTEN: dict[str, Any] = {"temperature": 0.7, "top_k": 5, "top_p": 0.5}
 
 
 def test_do_sample_false_is_greedy_whatever_else_is_set() -> None:
@@ -92,7 +92,12 @@ def test_missing_values_come_from_the_model() -> None:
 
 
 def test_the_clients_values_come_first() -> None:
-    asked = {"temperature": 1.5, "top_k": 3, "top_p": 0.25, "repetition_penalty": 0.5}
+    asked: dict[str, Any] = {
+        "temperature": 1.5,
+        "top_k": 3,
+        "top_p": 0.25,
+        "repetition_penalty": 0.5,
+    }
     assert resolve(MODEL, **asked) == sampled(**asked)
 
 
@@ -178,9 +183,7 @@ PENALTIES = [5e-324, 1e-300, 1e-38, 1e-10, 1.0, 1e10, 3.5e38, 1.7976931348623157
 
 @pytest.mark.parametrize("temperature", EXTREMES)
 @pytest.mark.parametrize("penalty", PENALTIES)
-def test_no_temperature_or_penalty_makes_float32_infinite(
-    temperature: float, penalty: float
-) -> None:
+def test_nothing_makes_float32_infinite(temperature: float, penalty: float) -> None:
     sampling = resolve(temperature=temperature, repetition_penalty=penalty, do_sample=True)
     assert as_float32(sampling.repetition_penalty) > 0.0
     if sampling.greedy:

@@ -160,7 +160,7 @@ def test_a_failure_in_the_servers_words() -> None:
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (GenerationTimeout("client timeout", 1), "Engine callback timeout: client timeout"),
+        (TIMEOUT, "Engine callback timeout: client timeout"),
         (
             GenerationTimeout("server tokenTimeout", 1),
             "Engine callback timeout: server tokenTimeout",

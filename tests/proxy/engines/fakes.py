@@ -75,11 +75,15 @@ class Processor:
 
     request_states: dict[str, Any] = field(default_factory=dict)
     processed: list[tuple[Any, ...]] = field(default_factory=list)
+    counted: list[tuple[Any, ...]] = field(default_factory=list)
     propagated: list[Exception] = field(default_factory=list)
 
     def process_outputs(self, *args: Any, **kwargs: Any) -> str:
         self.processed.append((*args, kwargs))
         return "vLLM's own answer"
+
+    def _update_stats_from_output(self, *args: Any) -> None:
+        self.counted.append(args)
 
     def propagate_error(self, error: Exception) -> None:
         self.propagated.append(error)
