@@ -67,6 +67,21 @@ class FrameWriter:
         if transport.get_write_buffer_size() > HIGH_WATER:
             await self._in_time(transport, self._writer.drain())
 
+    @property
+    def clear(self) -> bool:
+        """Whether `put` may be called: the client is there and takes what it gets."""
+        transport = self._request.transport
+        return (
+            transport is not None
+            and not transport.is_closing()
+            and transport.get_write_buffer_size() <= HIGH_WATER
+        )
+
+    def put(self, frame: bytes) -> None:
+        """Write one frame at once. Only while `clear`."""
+        transport = self._transport()
+        transport.write(b"%x\r\n%b\r\n" % (len(frame), frame) if self._chunked else frame)
+
     async def finish(self) -> web.StreamResponse:
         """End the response as a success. Raises ClientGone as `send` does."""
         await self._in_time(self._transport(), self._response.write_eof())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from aiohttp import web
@@ -117,11 +117,33 @@ async def _send_all(
     async for tokens in stream:
         if not frames.generated:
             account.first_token()
+            stream.hand_to(_fast_lane(stream, frames, writer))
         for batch in _encoded(frames, tokens):
             await writer.send(batch)
         if frames.ended:
             return
-    await writer.send([frames.stopped()])
+    if not frames.ended:
+        await writer.send([frames.stopped()])
+
+
+def _fast_lane(
+    stream: TokenStream, frames: FrameTranslator, writer: FrameWriter
+) -> Callable[[Token], bool]:
+    """Frames written in the engine's own task, while the client reads and nothing waits."""
+
+    def take(token: Token) -> bool:
+        if not writer.clear:
+            return False
+        try:
+            writer.put(frames.frame(token))
+        except Exception:
+            # The reader meets the same failure again, and answers it.
+            return False
+        if frames.ended:
+            stream.stop()
+        return True
+
+    return take
 
 
 def _encoded(frames: FrameTranslator, tokens: list[Token]) -> Iterator[list[bytes]]:

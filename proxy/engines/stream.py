@@ -3,6 +3,10 @@
 The engine side pushes from the event loop without waiting; the reader takes
 everything there is at once. What can pile up while a slow client blocks the
 reader is bounded by the request itself: it makes at most `max_tokens` tokens.
+
+A reader may leave a `taker` behind. While it waits, a token goes straight to the
+taker, in the engine's own task: no wake-up and no task switch for each token.
+Whatever the taker does not want, and every end, goes the ordinary way.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ class TokenStream:
         self._loop = asyncio.get_running_loop()
         self._pending: list[Token] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._waiting = False
+        self._taker: Callable[[Token], bool] | None = None
         self._error: GatewayError | None = None
         self._ended = False
         self.last_push = self._loop.time()
@@ -35,10 +41,12 @@ class TokenStream:
         """Engine side: one more token. Ignored once the stream has ended."""
         if self._ended:
             return
-        self._pending.append(token)
         self.last_push = self._loop.time()
         if token.finish is not None:
             self._ended = True
+        elif self._waiting and self._taker is not None and self._taker(token):
+            return
+        self._pending.append(token)
         self._wake()
 
     def fail(self, error: GatewayError) -> None:
@@ -57,6 +65,14 @@ class TokenStream:
         self._pending.clear()
         if not self._ended:
             self._end()
+
+    def hand_to(self, taker: Callable[[Token], bool]) -> None:
+        """Reader side: offer each token to `taker` while the reader waits.
+
+        It is called in the engine's task, must not raise, and says whether it
+        took the token.
+        """
+        self._taker = taker
 
     def raise_if_failed(self) -> None:
         """Reader side: raise what broke the stream, once all tokens before it are taken."""
@@ -77,6 +93,7 @@ class TokenStream:
                 self.raise_if_failed()
                 raise StopAsyncIteration
             self._waiter = self._loop.create_future()
+            self._waiting = True
             await self._waiter
         tokens, self._pending = self._pending, []
         return tokens
@@ -87,6 +104,7 @@ class TokenStream:
         self._wake()
 
     def _wake(self) -> None:
+        self._waiting = False
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
