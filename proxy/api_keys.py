@@ -47,8 +47,8 @@ class KeyRing:
 
     def __init__(self, keys: list[Key], now: float, previous: KeyRing | None = None) -> None:
         self._keys = keys
-        kept = {} if previous is None else previous._allowances
-        self._allowances: dict[str, Allowance] = {
+        kept = {} if previous is None else previous.allowances
+        self.allowances: dict[str, Allowance] = {
             key.name: kept[key.name]
             if key.name in kept and kept[key.name].limits == key.limits
             else Allowance(key.limits, now)
@@ -65,7 +65,7 @@ class KeyRing:
         return found
 
     def allowance(self, key: Key) -> Allowance:
-        return self._allowances[key.name]
+        return self.allowances[key.name]
 
 
 def read_keys(file: Path | None, inline: str | None) -> list[Key]:

@@ -136,7 +136,7 @@ class Gateway:
         return min(left, self.settings.max_iter_times or left)
 
     def note_ignored_priority(self) -> None:
-        """A priority that the engine's scheduling policy cannot honour: said once, counted always."""
+        """A priority that the engine's policy cannot honour: said once, counted always."""
         self.metrics.priority_ignored.inc()
         if not self._warned_priority:
             self._warned_priority = True

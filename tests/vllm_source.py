@@ -92,7 +92,7 @@ class Source:
                 inherited = self._class_shape(origin, parent)
                 shape.members.update(inherited.members)
                 fields = inherited.call or fields
-        own = {name: parameters for name, parameters in _members(node)}
+        own = dict(_members(node))
         shape.members.update(own)
         annotated = [n for n, p in own.items() if p is None]
         shape.call = own.get("__init__") or list(dict.fromkeys([*fields, *annotated]))

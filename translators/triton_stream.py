@@ -31,7 +31,7 @@ class FrameStyle:
     data_space: bool = False
     """`data: ` instead of `data:`."""
     brace_escape: bool = True
-    """`{` as `\\u007b` in texts that hold both braces."""
+    r"""`{` as `\u007b` in texts that hold both braces."""
 
 
 def json_string(text: str) -> bytes:
@@ -171,7 +171,7 @@ class TritonStream:
 
 
 class BraceEscape:
-    """`{` as `\\u007b` where a JSON string holds both braces (contract §4)."""
+    r"""`{` as `\u007b` where a JSON string holds both braces (contract §4)."""
 
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled

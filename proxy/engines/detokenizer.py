@@ -85,7 +85,7 @@ class StreamDetokenizer:
         self._held.append(token_id)
         try:
             text: str | None = self._stream.step(self._backend, token_id)
-        except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
+        except Exception as error:
             log.debug("the token stream is decoded afresh: %s", type(error).__name__)
             text = self._restart()
         if not text:

@@ -87,9 +87,7 @@ _HOTTEST: Final = _hottest()
 def engine_parser() -> FlexibleArgumentParser:
     """vLLM's own engine options, with the one default that is ours."""
     parser: FlexibleArgumentParser = AsyncEngineArgs.add_cli_args(
-        FlexibleArgumentParser(  # type: ignore[no-untyped-call]
-            prog="mindie-gateway serve MODEL", usage="%(prog)s [vLLM options]"
-        )
+        FlexibleArgumentParser(prog="mindie-gateway serve MODEL", usage="%(prog)s [vLLM options]")
     )
     parser.set_defaults(scheduling_policy="priority")
     return parser

@@ -29,7 +29,7 @@ def test_hadolint_is_content(recipe: Path) -> None:
 
 
 def test_the_last_user_is_not_root(recipe: Path) -> None:
-    users = re.findall(r"^USER (\d+):(\d+)$", recipe.read_text(encoding="utf-8"), re.M)
+    users = re.findall(r"^USER (\d+):(\d+)$", recipe.read_text(encoding="utf-8"), re.MULTILINE)
     assert users
     assert int(users[-1][0]) > 0
 
@@ -41,7 +41,8 @@ def test_what_is_copied_exists_and_is_not_ignored(recipe: Path) -> None:
         if line.startswith("!")
     }
     assert all((ROOT / name).exists() for name in kept)
-    for source in re.findall(r"^COPY (?:--\S+ )*(\S+) \S+$", recipe.read_text("utf-8"), re.M):
+    copied = re.compile(r"^COPY (?:--\S+ )*(\S+) \S+$", re.MULTILINE)
+    for source in copied.findall(recipe.read_text("utf-8")):
         assert source == "." or source.startswith("/") or source in kept, source
 
 

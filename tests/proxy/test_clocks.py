@@ -149,7 +149,7 @@ async def test_a_slow_client_is_not_a_slow_engine() -> None:
         await asyncio.sleep(0.1)
         assert not cancelled.is_set()
         assert [each.text for each in await anext(stream)] == ["a"]
-        with pytest.raises(GenerationTimeout, match="tokenTimeout of 0.02 s"):
+        with pytest.raises(GenerationTimeout, match=r"tokenTimeout of 0\.02 s"):
             await anext(stream)
     assert cancelled.is_set()
 

@@ -75,10 +75,7 @@ async def test_a_stop_word_in_the_lane_ends_the_stream_and_the_engine_request() 
             },
         )
         cancelled = len(running.engine.cancelled)
-    assert (
-        "".join(frame["text_output"] for frame in response.frames)
-        == "<1><2><3><4><5><6>"
-    )
+    assert "".join(frame["text_output"] for frame in response.frames) == "<1><2><3><4><5><6>"
     assert response.frames[-1]["details"]["finish_reason"] == "eos_token"
     assert response.complete
     assert cancelled == 1

@@ -1,4 +1,4 @@
-"""Never a 500, never a crash, whatever the bytes (contract §2): 10,000 bodies, then life goes on."""
+"""Never a 500, never a crash, whatever the bytes (contract §2): 10,000 bodies, then life."""
 
 from __future__ import annotations
 
