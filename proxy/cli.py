@@ -7,6 +7,7 @@ the line belongs to vLLM and is handed over as it is.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ from proxy import __version__
 from proxy.settings import (
     CONFIG_FILE_ENV,
     ENV_PREFIX,
+    NO_VLLM,
     VLLM_TABLE,
     Settings,
     SettingsError,
@@ -33,6 +35,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     parser = _parser()
     known, rest = parser.parse_known_args(arguments)
+    if known.vllm_help is not None:
+        return _vllm_help(known.vllm_help)
     if known.command is None:
         parser.print_help()
         return 0 if not arguments else _USAGE_ERROR
@@ -46,6 +50,21 @@ def main(argv: list[str] | None = None) -> int:
         print(_describe(settings, model, engine_flags))
         return 0
     return _serve(settings, model, engine_flags)
+
+
+def _vllm_help(word: str) -> int:
+    """vLLM's own help on its options, for the version that is installed."""
+    print("importing vLLM, which may take a minute ...", file=sys.stderr)
+    try:
+        from proxy.engines.embedded import engine_parser
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        print(f"mindie-gateway: {NO_VLLM}", file=sys.stderr)
+        return _USAGE_ERROR
+    with contextlib.suppress(SystemExit):
+        engine_parser().parse_args([f"--help={word}"])
+    return 0
 
 
 def _serve(settings: Settings, model: str | None, engine_flags: list[str]) -> int:
@@ -64,9 +83,16 @@ def _parser() -> argparse.ArgumentParser:
             "vLLM options: every option of vLLM's engine is accepted after MODEL and handed "
             "over unchanged, such as --served-model-name, --tensor-parallel-size, "
             "--max-model-len, --dtype. `mindie-gateway serve --vllm-help` lists those of the "
-            "installed vLLM."
+            "installed vLLM, `--vllm-help=WORD` those of one group or with this word."
         ),
         allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--vllm-help",
+        nargs="?",
+        const="all",
+        metavar="WORD",
+        help="list the engine options of the installed vLLM: all, one group, or those with WORD",
     )
     parser.add_argument("--version", action="version", version=f"mindie-gateway {__version__}")
     parser.add_argument(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -18,7 +19,7 @@ from proxy.gateway import EngineFactory, Gateway, State
 from proxy.reload import Reloader
 from proxy.security import put_in_force
 from proxy.server import CLOSE_TIMEOUT, HttpServer, bind
-from proxy.settings import Settings, SettingsError
+from proxy.settings import NO_VLLM, Settings, SettingsError
 from translators.errors import IncompleteGeneration, ServiceUnavailable
 
 log = logging.getLogger(__name__)
@@ -29,9 +30,13 @@ EXIT_ENGINE: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_BIND: Final = 3
 """The address is taken or wrong."""
+_NAME_A_MODEL: Final = ("--model", "--config")
+"""vLLM's own options that can stand for MODEL."""
 _LAST_WORDS: Final = 2.0
 """Seconds that broken streams get to deliver their error frames."""
 _POLL: Final = 0.05
+_FILES: Final = 65536
+"""Open files that the process asks for, if the system's hard limit grants them."""
 _ENGINE_CLOSE: Final = 10.0
 """Seconds that the engine gets to stop before its processes are killed."""
 CLOSING: Final = _LAST_WORDS + CLOSE_TIMEOUT + _ENGINE_CLOSE
@@ -43,6 +48,7 @@ def run(settings: Settings, model: str | None, engine_flags: list[str]) -> int:
     import uvloop
 
     _configure_logging(settings.log_level)
+    _raise_file_limit()
 
     async def embedded() -> Engine:
         return await load_embedded(settings, model, engine_flags)
@@ -61,9 +67,16 @@ async def load_embedded(settings: Settings, model: str | None, flags: list[str])
     """Import vLLM beside the running loop, since it takes long, and make its engine."""
     from proxy.threads import in_thread
 
-    def load() -> Engine:
-        from proxy.engines.embedded import EmbeddedEngine, parse_engine_args
+    if model is None and not any(flag.partition("=")[0] in _NAME_A_MODEL for flag in flags):
+        raise SettingsError("MODEL is missing: it stands right after `serve`")
 
+    def load() -> Engine:
+        try:
+            from proxy.engines.embedded import EmbeddedEngine, parse_engine_args
+        except ModuleNotFoundError as error:
+            if error.name != "vllm":
+                raise
+            raise SettingsError(NO_VLLM) from None
         args = parse_engine_args(model, flags)
         return EmbeddedEngine(args, direct_tokens=settings.token_path == "direct")
 
@@ -113,10 +126,9 @@ class Process:
     async def _until_the_end(self) -> int:
         starting = asyncio.create_task(self.gateway.start_engine(self._on_death))
         await _first(starting, self._stop.wait())
-        if self._stop.is_set():
+        if not starting.done():
             starting.cancel()
-            self.gateway.enter(State.DRAINING)
-            return EXIT_OK
+            return self._ended_early()
         try:
             await starting
         except SettingsError as error:
@@ -131,6 +143,13 @@ class Process:
             return EXIT_ENGINE
         await self._drain()
         return EXIT_ENGINE if self._death is not None else EXIT_OK
+
+    def _ended_early(self) -> int:
+        """Stopped, or the engine died, while it was still starting: nobody is served yet."""
+        if self._death is not None:
+            return EXIT_ENGINE
+        self.gateway.enter(State.DRAINING)
+        return EXIT_OK
 
     async def _drain(self) -> None:
         """New work is refused; running streams finish, or are broken at the deadline."""
@@ -183,6 +202,14 @@ def _announce(sock: socket.socket, settings: Settings) -> None:
     host, port = sock.getsockname()[:2]
     scheme = "http" if settings.tls_cert_file is None else "https"
     log.info("listening on %s://%s:%d, the engine is starting", scheme, host, port)
+
+
+def _raise_file_limit() -> None:
+    """Each connection is a file: use what the system grants, not its cautious default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _configure_logging(level: str) -> None:

@@ -19,7 +19,7 @@ _HANDSHAKE: Final = 10.0
 """Seconds for a client to finish its TLS handshake."""
 CLOSE_TIMEOUT: Final = 5.0
 """Seconds that closing all connections may take at the end."""
-_LAST_ANSWERS: Final = 1.0
+_LAST_ANSWERS: Final = 0.5
 """Seconds that handlers get to end by themselves, and again once cancelled; within the above."""
 
 

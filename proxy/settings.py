@@ -7,6 +7,7 @@ checked against docs/settings.md. Unknown names are refused wherever they stand.
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import socket
 import tomllib
@@ -22,6 +23,10 @@ from translators.triton_stream import FrameStyle
 ENV_PREFIX: Final = "MINDIE_GATEWAY_"
 CONFIG_FILE_ENV: Final = ENV_PREFIX + "CONFIG_FILE"
 VLLM_TABLE: Final = "vllm"
+NO_VLLM: Final = (
+    "vLLM is not installed here: install vllm-mindie-gateway with one of the extras "
+    "cpu, cuda or ascend"
+)
 _NUMERIC: Final = socket.AI_NUMERICHOST | socket.AI_PASSIVE
 _SECRET_WORDS: Final = ("token", "key", "password", "secret")
 
@@ -33,7 +38,7 @@ class SettingsError(Exception):
 class Settings(BaseModel):
     """The gateway's own settings. vLLM's engine options are not among them."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(1025, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
@@ -238,10 +243,15 @@ def vllm_flags(table: Mapping[str, Any]) -> list[str]:
         elif value is False:
             flags.append("--no-" + name.removeprefix("--"))
         elif isinstance(value, list):
-            flags += [name, *map(str, value)]
+            flags += [name, *map(_flag_value, value)]
         else:
-            flags += [name, str(value)]
+            flags += [name, _flag_value(value)]
     return flags
+
+
+def _flag_value(value: Any) -> str:
+    # vLLM's options that hold a table take it as JSON.
+    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 def hidden_secrets(flags: list[str]) -> list[str]:
