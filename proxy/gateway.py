@@ -28,6 +28,8 @@ EngineFactory = Callable[[], Awaitable[Engine]]
 _AWAY: Final = "the engine cannot be reached"
 _ADMITTED_PER_SEQUENCE: Final = 4
 """Requests admitted per sequence that the engine runs at once, unless set."""
+_RUNNING_PER_SEQUENCE: Final = 2
+"""Of these, the ones handed to the engine: more than it runs, so that it never lacks work."""
 
 
 class State(Enum):
@@ -77,13 +79,19 @@ class Gateway:
         """Make and start the engine; afterwards the gateway is ready."""
         self._engine = await self._engine_factory()
         self._info = await self._engine.start(on_death)
-        default_limit = _ADMITTED_PER_SEQUENCE * self._info.max_num_seqs
-        self.admission.limit = self.settings.max_requests or default_limit
+        self._set_limits(self._info.max_num_seqs)
         if self.state is State.STARTING:
             self.enter(State.READY)
 
+    def _set_limits(self, sequences: int) -> None:
+        settings, admission = self.settings, self.admission
+        admission.limit = settings.max_requests or _ADMITTED_PER_SEQUENCE * sequences
+        running = settings.max_running or _RUNNING_PER_SEQUENCE * sequences
+        admission.running_limit = min(running, admission.limit)
+
     def _waiting(self) -> float:
-        return 0 if self._engine is None else self._engine.load().waiting
+        with_engine = 0 if self._engine is None else self._engine.load().waiting
+        return self.admission.waiting + with_engine
 
     async def close_engine(self) -> None:
         if self._engine is not None:
