@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from typing import Any
@@ -151,6 +151,9 @@ class Gate:
         self.served: list[str] = []
         self.ends: dict[str, asyncio.Event] = {}
 
+    def serves(self, text: str) -> Callable[[], bool]:
+        return lambda: text in self.ends
+
     async def __call__(self, request: EngineRequest) -> AsyncIterator[Token]:
         self.served.append(request.text)
         self.ends[request.text] = asyncio.Event()
@@ -176,9 +179,9 @@ async def test_the_queue_is_served_by_priority() -> None:
         clients = [await opened(stack, running, "first")]
         for text, priority in (("five", 5), ("three", 3), ("one", 1), ("also-one", 1)):
             clients.append(await opened(stack, running, text, priority=priority))
-        for count in range(1, 6):
-            await eventually(lambda count=count: len(gate.served) == count)
-            gate.ends[gate.served[-1]].set()
+        for text in ("first", "one", "also-one", "three", "five"):
+            await eventually(gate.serves(text))
+            gate.ends[text].set()
         for client in clients:
             assert (await client.response()).complete
         assert gate.served == ["first", "one", "also-one", "three", "five"]
@@ -264,11 +267,8 @@ async def test_time_in_the_queue_is_no_second_allowance() -> None:
 
 
 async def test_the_whole_requests_clock_runs_in_the_queue_too() -> None:
-    async with (
-        serving(StubEngine(silent), max_running=1, e2e_timeout=0.3) as running,
-        AsyncExitStack() as stack,
-    ):
-        # The one that runs has its own deadline; the place never comes in time.
+    async with serving(StubEngine(silent), e2e_timeout=0.3) as running:
+        # No place ever comes.
         running.gateway.admission.running_limit = 0
         response = await post(running.port, generate_body())
         assert response.status == 500
