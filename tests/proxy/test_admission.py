@@ -280,9 +280,9 @@ async def test_stop_reaches_those_that_wait() -> None:
     async with serving(engine, max_running=1) as running, AsyncExitStack() as stack:
         await opened(stack, running, "runs")
         client = await opened(stack, running, "waits", details=True)
-        stopped = await post(running.port, {"id": "waits"}, STREAM_PATH.replace(
-            "generate_stream", "stopInfer"
-        ))
+        stopped = await post(
+            running.port, {"id": "waits"}, STREAM_PATH.replace("generate_stream", "stopInfer")
+        )
         assert stopped.status == 200
         response = await client.response()
         assert response.complete
