@@ -15,6 +15,7 @@ from translators.errors import GatewayError, ServiceUnavailable
 
 RETRY_AFTER = 1
 """Seconds that a refused client is asked to wait."""
+OVERLOADED = "too many requests at once"
 
 
 class Place:
@@ -77,12 +78,15 @@ class Admission:
         """Requests that wait for their turn here."""
         return self.in_use - self.running
 
+    @property
+    def full(self) -> bool:
+        """Whether the next request would be refused."""
+        return self.limit is not None and self.in_use >= self.limit
+
     def check_room(self) -> None:
         """ServiceUnavailable when a further request would be refused."""
-        if self.limit is not None and self.in_use >= self.limit:
-            raise ServiceUnavailable(
-                f"too many requests at once, at most {self.limit}", retry_after=RETRY_AFTER
-            )
+        if self.full:
+            raise ServiceUnavailable(f"{OVERLOADED}, at most {self.limit}", retry_after=RETRY_AFTER)
 
     @contextmanager
     def place(self, priority: int = 0) -> Iterator[Place]:

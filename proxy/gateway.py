@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from enum import Enum
@@ -12,10 +13,11 @@ from typing import Final
 from aiohttp import web
 
 from proxy.access import Access
-from proxy.admission import RETRY_AFTER, Admission
+from proxy.admission import OVERLOADED, RETRY_AFTER, Admission
 from proxy.engines.base import Engine, ModelInfo
 from proxy.live import LiveRequests
 from proxy.metrics import Metrics
+from proxy.probe import Probe, take_one_token
 from proxy.settings import Settings
 from translators.contract import MAX_PROMPT_TOKENS
 from translators.errors import NotFound, ServiceUnavailable
@@ -52,6 +54,9 @@ class Gateway:
         self.access = Access()
         self.admission = Admission()
         self.live = LiveRequests()
+        self.probe = Probe(self._take_one_token)
+        self.created = int(time.time())
+        """When this gateway was made, in Unix seconds."""
         self.state = State.STARTING
         self._engine_factory = engine_factory
         self._engine: Engine | None = None
@@ -113,6 +118,14 @@ class Gateway:
         if self.state is not State.READY:
             return str(self.state.value)
         return None if self.engine.available else _AWAY
+
+    @property
+    def not_ready_because(self) -> str | None:
+        """The obstacle, or that no place is free; None when one more request can come."""
+        return self.obstacle or (OVERLOADED if self.admission.full else None)
+
+    async def _take_one_token(self) -> None:
+        await take_one_token(self.engine, self.info, self.new_request_id())
 
     def check_taking_work(self) -> None:
         """ServiceUnavailable unless the gateway is ready and its engine can take work."""
