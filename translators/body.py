@@ -14,6 +14,8 @@ import orjson
 from translators.contract import MAX_NESTING, Contract
 from translators.errors import InvalidInput
 
+_SHOWN: Final = 64
+"""Characters of a refused value that an error text shows."""
 _BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -48,6 +50,12 @@ def json_type(value: Any) -> str:
             return "an array"
         case _:
             return "an object"
+
+
+def shown(value: Any) -> str:
+    """A refused value as JSON, cut short, for an error text."""
+    text = orjson.dumps(value).decode()
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
 def _limit_nesting(document: dict[str, Any], contract: Contract) -> None:

@@ -287,4 +287,3 @@ DIALECT: Final = (
 )
 DIALECT_TWINS: Final = {row.parameter: row for row in DIALECT if row.parameter is not None}
 DIALECT_IGNORED: Final = ("stream", "end_id", "min_length")
-MEDIA_TYPES: Final = ("image_url", "video_url", "audio_url")

@@ -8,29 +8,25 @@ in the order of contract §3. Types are strict; the tables are in `contract.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import orjson
-
-from translators.body import json_type
+from translators.body import json_type, shown
 from translators.contract import (
     DIALECT_TWINS,
     ID_PATTERN,
     MAX_WORD_LENGTH,
     MAX_WORDS,
-    MEDIA_TYPES,
     Contract,
     Kind,
     Parameter,
     Range,
 )
 from translators.errors import InvalidInput
+from translators.media import MediaPart, Part, TextPart, read_parts
 
 _ID: Final = re.compile(ID_PATTERN)
-_SHOWN: Final = 64
-"""Characters of a refused value that an error text shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +35,13 @@ class Envelope:
 
     client_id: str | None
     text: str
+    """All text, joined when it came in parts."""
     parameters: Any
     """The raw value under `parameters`; its type is checked when its turn comes."""
     top_level: Mapping[str, Any] | None
     """The whole body when the Triton dialect is on: its fields stand there."""
+    parts: tuple[Part, ...] = ()
+    """The list form of text_input; empty for the string form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,57 +99,42 @@ def read_envelope(
     `body_limit` (bytes) is the text limit of a contract that has none of its
     own. Raises InvalidInput with the field's name.
     """
+    client_id = read_id(document)
+    text, parts = _read_text_input(document.get("text_input"), dialect=dialect)
+    least = 0 if any(isinstance(part, MediaPart) for part in parts) else 1
+    _check_length(text, least, contract.text_limit or body_limit)
     return Envelope(
-        client_id=read_id(document),
-        text=_read_text(document.get("text_input"), contract.text_limit or body_limit, dialect),
+        client_id=client_id,
+        text=text,
         parameters=document.get("parameters"),
         top_level=document if dialect else None,
+        parts=parts,
     )
 
 
-def _read_text(value: Any, limit: int, dialect: bool) -> str:
-    if isinstance(value, list):
-        value = "".join(_text_parts(value, dialect))
-    elif not isinstance(value, str):
+def _read_text_input(value: Any, *, dialect: bool) -> tuple[str, tuple[Part, ...]]:
+    if dialect and isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+        value = value[0]
+    if isinstance(value, str):
+        return value, ()
+    if not isinstance(value, list):
         got = "nothing" if value is None else json_type(value)
         raise InvalidInput(f'"text_input" must be a string or a list, got {got}')
-    text: str = value
+    parts = read_parts(value)
+    return "".join(part.text for part in parts if isinstance(part, TextPart)), parts
+
+
+def _check_length(text: str, least: int, limit: int) -> None:
     units = utf16_units(text) if 2 * len(text) > limit else len(text)
-    if not 0 < units <= limit:
+    if not least <= units <= limit:
         raise InvalidInput(
             f'"text_input" must hold 1 to {limit} characters (UTF-16 code units), got {units}'
         )
-    return text
 
 
 def utf16_units(text: str) -> int:
     """The length of `text` in UTF-16 code units: 2 for a character beyond U+FFFF."""
     return len(text.encode("utf-16-le")) // 2
-
-
-def _text_parts(parts: list[Any], dialect: bool) -> Iterator[str]:
-    if not parts:
-        raise InvalidInput('"text_input" must not be an empty list')
-    if dialect and len(parts) == 1 and isinstance(parts[0], str):
-        yield parts[0]
-        return
-    for index, part in enumerate(parts):
-        yield _text_part(f'"text_input[{index}]"', part)
-
-
-def _text_part(where: str, part: Any) -> str:
-    if not isinstance(part, dict):
-        raise InvalidInput(f"{where} must be an object with a type, got {json_type(part)}")
-    kind = part.get("type")
-    if kind in MEDIA_TYPES:
-        raise InvalidInput(f"{where}: the model takes text only, not {kind}")
-    if kind != "text":
-        choices = ", ".join(("text", *MEDIA_TYPES))
-        raise InvalidInput(f"{where} must have one of the types {choices}, got {shown(kind)}")
-    text = part.get("text")
-    if not isinstance(text, str) or not text:
-        raise InvalidInput(f"{where} must have a non-empty string text")
-    return text
 
 
 def read_parameters(
@@ -217,12 +201,6 @@ def _fits(kind: Kind, bounds: Range | None, value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, accepted):
         return False
     return bounds is None or bounds.holds(value)
-
-
-def shown(value: Any) -> str:
-    """A refused value as JSON, cut short, for an error text."""
-    text = orjson.dumps(value).decode()
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
 def _collect(

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import orjson
 
-from translators.body import json_type
+from translators.body import json_type, shown
 from translators.errors import BadRequest, GenerationError, InvalidInput
-from translators.request import Envelope, read_id, shown
+from translators.request import Envelope, read_id
 from translators.tokens import Token
 
 INPUT_NAME: Final = "input0"

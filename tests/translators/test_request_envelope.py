@@ -11,6 +11,7 @@ import pytest
 from tests.translators.requests import BOTH, body, envelope_of
 from translators.contract import DOCUMENTED, SERVER, Contract
 from translators.errors import InvalidInput
+from translators.media import check_modalities
 from translators.request import read_id, read_parameters, usable_id, utf16_units
 
 ALL_LETTERS = string.ascii_letters + string.digits + "_-"
@@ -209,5 +210,6 @@ def test_unknown_types_of_parts(kind: Any) -> None:
 @pytest.mark.parametrize("kind", ["image_url", "video_url", "audio_url"])
 def test_media_for_a_text_model(kind: str) -> None:
     parts = [text_part("look"), {"type": kind, kind: "/data/multimodal_inputs/a.png"}]
-    with pytest.raises(InvalidInput, match=kind):
-        envelope_of(body(text_input=parts))
+    envelope = envelope_of(body(text_input=parts))
+    with pytest.raises(InvalidInput, match=rf'"text_input\[1\]" holds {kind.partition("_")[0]}'):
+        check_modalities(envelope.parts, {})

@@ -1,0 +1,157 @@
+"""Small files that would become large: refused by what their headers say."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.media_support import SAMPLES, flac, jpeg, mp3, png, wav
+from translators.media_bombs import DecodedLimits, Reader, audio_seconds, image_size
+from translators.media_formats import FORMATS, HEAD_BYTES, sniff
+from translators.media_urls import MediaRefused
+
+LIMITS = DecodedLimits(pixels=100, seconds=2.0)
+
+
+def reader(data: bytes) -> Reader:
+    return lambda offset, size: data[offset : offset + size]
+
+
+def check(data: bytes, limits: DecodedLimits = LIMITS) -> int:
+    file_format = sniff(data[:HEAD_BYTES])
+    assert file_format is not None
+    return limits.check(file_format, reader(data), len(data))
+
+
+@pytest.mark.parametrize("data", [png(7, 5), jpeg(7, 5), jpeg(7, 5, marker=0xC2)])
+def test_the_size_of_an_image_is_read(data: bytes) -> None:
+    assert image_size("png" if data.startswith(b"\x89") else "jpg", reader(data)) == (7, 5)
+    assert check(data) == 35
+
+
+@pytest.mark.parametrize("data", [png(10, 10), jpeg(10, 10), *map(SAMPLES.get, ("mp4", "wav"))])
+def test_what_fits_passes(data: bytes) -> None:
+    assert check(data) in (0, 100)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        png(1)[:16] + struct.pack(">II", 101, 1) + png(1)[24:],
+        png(1)[:16] + struct.pack(">II", 2**31, 2**31) + png(1)[24:],
+        png(1)[:16] + struct.pack(">II", 0, 5) + png(1)[24:],
+        jpeg(65535, 65535),
+        jpeg(11, 10, marker=0xC2),
+        jpeg(5, 0),
+    ],
+)
+def test_an_image_of_too_many_pixels_is_refused(data: bytes) -> None:
+    with pytest.raises(MediaRefused, match="pixels"):
+        check(data)
+
+
+def test_a_jpegs_frame_may_come_after_many_segments() -> None:
+    segment = b"\xff\xe1" + struct.pack(">H", 60000) + bytes(59998)
+    data = jpeg(7, 5)
+    assert check(data[:2] + segment * 100 + b"\xff\xff" + data[2:]) == 35
+
+
+def test_a_jpeg_of_endless_scans_is_refused() -> None:
+    assert check(jpeg(7, 5, marker=0xC2, scans=32)) == 35
+    with pytest.raises(MediaRefused, match="scans"):
+        check(jpeg(7, 5, marker=0xC2, scans=33))
+    # One that is not progressive has at most one scan for each colour anyway.
+    assert check(jpeg(7, 5, scans=33)) == 35
+
+
+def test_scans_are_counted_across_blocks() -> None:
+    data = jpeg(7, 5, marker=0xC2, scans=32)
+    start = data.index(b"\xff\xda")
+    for shift in (65534, 65535, 65536):
+        padded = data[:start] + b"\0" * (shift - start) + data[start:]
+        assert padded[shift : shift + 2] == b"\xff\xda"
+        assert check(padded) == 35
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x89PNG\r\n\x1a\n" + bytes(24),
+        png()[:20],
+        jpeg()[:12],
+        b"\xff\xd8\xff" + bytes(40),
+        b"\xff\xd8" + b"\xff\xfe\0\2" * 5000 + b"\xff\xd9",
+        b"RIFF\x40\0\0\0WAVE" + bytes(400),
+        b"RIFF\x40\0\0\0WAVEdata\xff\xff\xff\xff" + bytes(400),
+        wav(rate=0),
+        flac()[:20],
+        flac(rate=0),
+        flac(samples=0),
+        b"ID3\4\0\0\0\0\0\x05" + bytes(400),
+        b"ID3\4\0\0\x7f\x7f\x7f\x7f" + bytes(400),
+        mp3(2) + bytes(256 * 1024 + 1),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(data: bytes) -> None:
+    with pytest.raises(MediaRefused):
+        check(data, DecodedLimits(10**9, 10**9))
+
+
+@pytest.mark.parametrize(
+    ("data", "seconds"),
+    [
+        (wav(1.5), 1.5),
+        (flac(12000, 8000), 1.5),
+        (mp3(50), 50 * 1152 / 44100),
+        (mp3(50, tag=False) + b"TAG" + bytes(125), 50 * 1152 / 44100),
+        (mp3(1)[:15] + bytes(100) + mp3(50, tag=False), 50 * 1152 / 44100),
+    ],
+)
+def test_sound_is_measured(data: bytes, seconds: float) -> None:
+    file_format = sniff(data[:HEAD_BYTES])
+    assert file_format is not None
+    found = audio_seconds(file_format.name, reader(data), len(data), 100.0)
+    assert found == pytest.approx(seconds, rel=0.01)
+    check(data)
+
+
+@pytest.mark.parametrize("data", [wav(2.5), flac(2**36 - 1), mp3(100), wav(0.1, rate=1) * 30])
+def test_sound_that_is_too_long_is_refused(data: bytes) -> None:
+    with pytest.raises(MediaRefused, match="longer than 2 s"):
+        check(data)
+
+
+def test_a_wav_cannot_hide_behind_a_wrong_byte_rate() -> None:
+    data = bytearray(wav(2.5))
+    data[28:32] = struct.pack("<I", 10**9)
+    with pytest.raises(MediaRefused, match="longer"):
+        check(bytes(data))
+
+
+def test_counting_mp3_frames_stops_at_the_limit() -> None:
+    data, reads = mp3(100_000), []
+
+    def read(offset: int, size: int) -> bytes:
+        reads.append(offset)
+        return data[offset : offset + size]
+
+    assert audio_seconds("mp3", read, len(data), 2.0) > 2.0
+    assert len(reads) < 5
+
+
+@pytest.mark.parametrize("file_format", FORMATS, ids=lambda row: row.name)
+@settings(deadline=None)
+@given(data=st.data())
+def test_any_bytes_have_an_answer(file_format: object, data: st.DataObject) -> None:
+    name = file_format.name  # type: ignore[attr-defined]
+    body = bytearray(SAMPLES[name])
+    for place in data.draw(st.lists(st.integers(0, min(len(body), 64) - 1), max_size=8)):
+        body[place] = data.draw(st.integers(0, 255))
+    cut = bytes(body[: data.draw(st.integers(0, len(body)))])
+    try:
+        assert LIMITS.check(file_format, reader(cut), len(cut)) >= 0  # type: ignore[arg-type]
+    except MediaRefused as refused:
+        assert str(refused)  # noqa: PT017
