@@ -6,12 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, Final
 
 from aiohttp import web
 
-from proxy.admission import Place
 from proxy.body_reader import read_body
 from proxy.clocks import (
     CLIENT_TIMEOUT,
@@ -21,13 +19,13 @@ from proxy.clocks import (
     shorter,
     watched,
 )
-from proxy.engines.base import EngineRequest
-from proxy.engines.stream import TokenStream, stopped_stream
+from proxy.engines.base import EngineRequest, Prompt
+from proxy.engines.stream import TokenStream
 from proxy.gateway import Gateway
 from proxy.metrics import Account
 from proxy.settings import Settings
 from translators.body import parse_object
-from translators.errors import GenerationError, GenerationTimeout, InvalidInput
+from translators.errors import GenerationError, InvalidInput
 from translators.request import (
     Envelope,
     Parameters,
@@ -62,19 +60,18 @@ class Arrival:
     """A request whose model is served and whose body is here, not yet looked at."""
 
     model: str
-    body: bytes
     headers: Mapping[str, str]
     started: float
     """Loop time at which its handling began."""
 
 
-async def receive(gateway: Gateway, request: web.Request, model: str) -> Arrival:
+async def receive(gateway: Gateway, request: web.Request, model: str) -> tuple[Arrival, bytes]:
     """Check the model, then take the body in. Raises what `read_body` raises."""
     settings = gateway.settings
     started = asyncio.get_running_loop().time()
     gateway.check_model(model)
     body = await read_body(request, limit=settings.body_limit, timeout=settings.body_timeout)
-    return Arrival(model, body, request.headers, started)
+    return Arrival(model, request.headers, started), body
 
 
 def parse(gateway: Gateway, body: bytes) -> dict[str, Any]:
@@ -87,18 +84,20 @@ def parse(gateway: Gateway, body: bytes) -> dict[str, Any]:
 async def read_generation(gateway: Gateway, request: web.Request) -> Generation:
     """Check everything in the order of contract §1; the first failure is raised.
 
-    model → JSON → shutting down → id → text_input → token count → parameters.
+    model → JSON → shutting down → id → text_input → media → token count → parameters.
     """
     settings = gateway.settings
-    arrival = await receive(gateway, request, request.match_info["model"])
+    arrival, body = await receive(gateway, request, request.match_info["model"])
     envelope = read_envelope(
-        parse(gateway, arrival.body),
+        parse(gateway, body),
         gateway.contract,
         body_limit=settings.body_limit,
         dialect=settings.triton_dialect,
     )
-    prompt = await gateway.engine.tokenize(envelope.text)
-    check_prompt("text_input", len(prompt), gateway.prompt_limit)
+    # Media may take long, and the body may be large.
+    del body
+    prompt = await _prompt(gateway, envelope)
+    check_prompt("text_input", len(prompt.ids), gateway.prompt_limit)
     return _generation(gateway, arrival, envelope, prompt)
 
 
@@ -106,8 +105,8 @@ async def read_token_generation(
     gateway: Gateway, request: web.Request
 ) -> tuple[Generation, InferRequest]:
     """The same for a prompt of token ids (contract §7, infer)."""
-    arrival = await receive(gateway, request, request.match_info["model"])
-    text, binary = split_body(arrival.body, arrival.headers.get(JSON_LENGTH_HEADER))
+    arrival, body = await receive(gateway, request, request.match_info["model"])
+    text, binary = split_body(body, arrival.headers.get(JSON_LENGTH_HEADER))
     infer = read_infer(
         parse(gateway, text),
         binary,
@@ -115,11 +114,11 @@ async def read_token_generation(
         prompt_limit=gateway.prompt_limit,
         dialect=gateway.settings.triton_dialect,
     )
-    return _generation(gateway, arrival, infer.envelope, infer.prompt), infer
+    return _generation(gateway, arrival, infer.envelope, Prompt(infer.prompt)), infer
 
 
 def _generation(
-    gateway: Gateway, arrival: Arrival, envelope: Envelope, prompt: list[int]
+    gateway: Gateway, arrival: Arrival, envelope: Envelope, prompt: Prompt
 ) -> Generation:
     parameters = read_parameters(
         envelope, gateway.contract, is_recompute=_is_recompute(arrival.headers)
@@ -138,8 +137,15 @@ def client_id(gateway: Gateway, own: str | None, headers: Mapping[str, str]) -> 
     return own or usable_id(headers.get("req-id")) or gateway.new_client_id()
 
 
+async def _prompt(gateway: Gateway, envelope: Envelope) -> Prompt:
+    if not envelope.parts:
+        return Prompt(await gateway.engine.tokenize(envelope.text))
+    async with gateway.media.fetched(envelope.parts, gateway.info.media) as parts:
+        return await gateway.engine.prepare(parts)
+
+
 def engine_request(
-    gateway: Gateway, text: str, prompt: list[int], parameters: Parameters
+    gateway: Gateway, text: str, prompt: Prompt, parameters: Parameters
 ) -> EngineRequest:
     """What the engine gets, from checked values."""
     info = gateway.info
@@ -147,7 +153,7 @@ def engine_request(
         parameters,
         info.defaults,
         vocab_size=info.vocab_size,
-        room=gateway.room(len(prompt)),
+        room=gateway.room(len(prompt.ids)),
     )
     priority = parameters.priority
     if priority != _DEFAULT_PRIORITY and not info.priority_scheduling:
@@ -156,9 +162,10 @@ def engine_request(
     return EngineRequest(
         request_id=gateway.new_request_id(),
         text=text,
-        prompt=prompt,
+        prompt=prompt.ids,
         sampling=sampling,
         priority=engine_priority(priority),
+        payload=prompt.payload,
     )
 
 
@@ -172,16 +179,9 @@ async def running(
     for all of it. Whatever ends the block, the engine's request is gone afterwards.
     """
     token, e2e = _clocks(gateway.settings, generation.parameters.timeout, whole=whole)
-    with gateway.admission.place(generation.engine_request.priority) as place:
-        queued = asyncio.get_running_loop().time()
-        if not place.running and not await _turn(gateway, generation, place, token, e2e):
-            yield stopped_stream()
-            return
+    with gateway.admission.slot():
         gateway.check_taking_work()
         stream = await gateway.engine.submit(generation.engine_request)
-        if stream.idle:
-            # The first token is awaited since then, wherever the request waited.
-            stream.last_push = queued
         account.accepted(len(generation.engine_request.prompt))
         with (
             gateway.live.tracked(generation.client_id, stream),
@@ -196,21 +196,6 @@ def _clocks(settings: Settings, timeout: float, *, whole: bool) -> tuple[Clock, 
     e2e = Clock(SERVER_E2E_TIMEOUT, settings.e2e_timeout)
     client = Clock(CLIENT_TIMEOUT, timeout)
     return (token, shorter(client, e2e)) if whole else (shorter(client, token), e2e)
-
-
-async def _turn(
-    gateway: Gateway, generation: Generation, place: Place, token: Clock, e2e: Clock
-) -> bool:
-    """Wait for a place with the engine, by the clocks of the request; False when it was stopped."""
-    now = asyncio.get_running_loop().time()
-    deadlines = ((now + token.seconds, token), (generation.started + e2e.seconds, e2e))
-    at, clock = min(deadlines, key=itemgetter(0))
-    with gateway.live.tracked(generation.client_id, place):
-        try:
-            async with asyncio.timeout_at(at):
-                return await place.turn()
-        except TimeoutError:
-            raise GenerationTimeout(clock.name, clock.seconds) from None
 
 
 def check_prompt(field: str, tokens: int, limit: int) -> None:

@@ -78,7 +78,12 @@ async def load_embedded(settings: Settings, model: str | None, flags: list[str])
                 raise
             raise SettingsError(NO_VLLM) from None
         args = parse_engine_args(model, flags)
-        return EmbeddedEngine(args, direct_tokens=settings.token_path == "direct")
+        return EmbeddedEngine(
+            args,
+            direct_tokens=settings.token_path == "direct",
+            media_prompt=settings.media_prompt,
+            max_pixels=settings.media_max_pixels,
+        )
 
     return await in_thread(load)
 
@@ -155,7 +160,6 @@ class Process:
         """New work is refused; running streams finish, or are broken at the deadline."""
         if self.gateway.state is not State.DEAD:
             self.gateway.enter(State.DRAINING)
-        self.gateway.admission.refuse_waiting(self.gateway.unavailable())
         if not await self._wait_until_idle(self.settings.drain_timeout):
             log.warning("drain deadline: breaking %d requests", self.gateway.admission.in_use)
             self.gateway.live.break_all(ServiceUnavailable("the server is shutting down"))
@@ -183,7 +187,6 @@ class Process:
         log.error("the engine has died: %s", reason)
         self._death = reason
         self.gateway.enter(State.DEAD)
-        self.gateway.admission.refuse_waiting(self.gateway.unavailable())
         self.gateway.live.break_all(IncompleteGeneration("the engine died"))
         if not self.settings.stay_after_engine_death:
             self._stop.set()

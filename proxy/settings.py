@@ -15,13 +15,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from translators.contract import CONTRACTS, Contract, ContractName
+from translators.media_urls import parse_networks
 from translators.triton_stream import FrameStyle
 
 ENV_PREFIX: Final = "MINDIE_GATEWAY_"
 CONFIG_FILE_ENV: Final = ENV_PREFIX + "CONFIG_FILE"
+MEDIA_DOMAINS_ENV: Final = "ALLOWED_MEDIA_DOMAINS_ENV"
 VLLM_TABLE: Final = "vllm"
 NO_VLLM: Final = (
     "vLLM is not installed here: install vllm-mindie-gateway with one of the extras "
@@ -102,12 +112,6 @@ class Settings(BaseModel):
         ge=1,
         description="Requests at once, beyond which 503; unset: 4 times the engine's max_num_seqs.",
     )
-    max_running: int | None = Field(
-        None,
-        ge=1,
-        description="Of these, requests that the engine has at once; the others wait in the "
-        "gateway, the most urgent first; unset: 2 times the engine's max_num_seqs.",
-    )
     token_timeout: float = Field(
         600.0, gt=0, description="Seconds any request waits for its next token at most."
     )
@@ -126,6 +130,57 @@ class Settings(BaseModel):
     stay_after_engine_death: bool = Field(
         False, description="Keep answering 503 when the engine has died instead of ending."
     )
+    allowed_media_domains: str | None = Field(
+        None,
+        description="Hosts that media may be fetched from: a comma list of exact names. Also read "
+        "from ALLOWED_MEDIA_DOMAINS_ENV, after the variable in the table. Unset: none.",
+    )
+    media_from_any_host: bool = Field(
+        False,
+        description="With the server contract and no list of hosts: fetch media from every public "
+        "host, as the real server does. Without it that combination does not start.",
+    )
+    media_private_networks: str = Field(
+        "",
+        description="Networks (comma list, such as 10.1.0.0/16) whose addresses media hosts may "
+        "have although they are not public.",
+    )
+    media_proxy_from_env: bool = Field(
+        False, description="Fetch media through the proxy that http_proxy and https_proxy name."
+    )
+    media_root: str = Field(
+        "/data/multimodal_inputs/", description="Directory that local media must lie in."
+    )
+    media_spool_dir: str | None = Field(
+        None, description="Directory for media in transit; unset: the system's temporary one."
+    )
+    media_memory_limit: int = Field(
+        1024 * 1024, ge=0, description="Bytes of one medium held in memory; more goes to disk."
+    )
+    media_concurrency: int = Field(
+        8, ge=1, description="Requests whose media are fetched and prepared at once; others wait."
+    )
+    media_connect_timeout: float = Field(
+        5.0, gt=0, description="Seconds to resolve a media host, and to connect to it."
+    )
+    media_read_timeout: float = Field(
+        10.0, gt=0, description="Seconds that a media host may pause."
+    )
+    media_total_timeout: float = Field(
+        60.0, gt=0, description="Seconds for all media of a request, waiting included."
+    )
+    media_max_pixels: int = Field(
+        8192 * 8192,
+        ge=1,
+        description="Pixels of an image, or of a frame of a video; a request has 4 times as many.",
+    )
+    media_max_seconds: float = Field(600.0, gt=0, description="Seconds of sound of an audio file.")
+    media_prompt: Literal["auto", "chat", "plain"] = Field(
+        "auto",
+        description="How text and media become a prompt: chat, one user message by the model's "
+        "chat template; plain, text and the model's placeholders in order; auto, chat when the "
+        "model has a template.",
+    )
     token_path: Literal["direct", "collector"] = Field(
         "direct",
         description="How tokens leave vLLM: each with its own times, or from vLLM's collectors, "
@@ -134,6 +189,12 @@ class Settings(BaseModel):
     log_level: str = Field(
         "info", pattern="^(debug|info|warning|error)$", description="debug, info, warning, error."
     )
+
+    @field_validator("media_private_networks")
+    @classmethod
+    def _networks(cls, value: str) -> str:
+        parse_networks(value)
+        return value
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:
@@ -205,14 +266,29 @@ def load_settings(
         raise SettingsError(f"[{VLLM_TABLE}] in the config file must be a table")
     environment = _from_environment()
     try:
-        return Settings(**{**from_file, **environment, **cli}), vllm
+        settings = Settings(**{**from_file, **environment, **cli})
     except ValidationError as error:
         raise SettingsError(_readable(error)) from None
+    _refuse_open_media(settings)
+    return settings, vllm
+
+
+def _refuse_open_media(settings: Settings) -> None:
+    """Contract §8: media from every host only when the operator says so in as many words."""
+    unset = settings.allowed_media_domains is None
+    if settings.rules.media_open_by_default and unset and not settings.media_from_any_host:
+        raise SettingsError(
+            f"the {settings.contract} contract allows media from every host while "
+            f"{MEDIA_DOMAINS_ENV} is unset: set it to the hosts you trust, or say "
+            "--media-from-any-host if you mean every host"
+        )
 
 
 def _from_environment() -> dict[str, str]:
-    names = {ENV_PREFIX + name.upper(): name for name in Settings.model_fields}
-    return {names[key]: value for key, value in os.environ.items() if key in names and value}
+    # The page's own variable stands first: ours comes after it and wins.
+    names = {MEDIA_DOMAINS_ENV: "allowed_media_domains"}
+    names |= {ENV_PREFIX + name.upper(): name for name in Settings.model_fields}
+    return {name: os.environ[key] for key, name in names.items() if os.environ.get(key)}
 
 
 def _refuse_unknown_environment() -> None:

@@ -37,3 +37,19 @@ async def in_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=body, daemon=True, name=work.__name__).start()
     return await done
+
+
+async def joined(work: Callable[[], T]) -> T:
+    """Run `work` in a thread and wait for its end, even when cancelled meanwhile.
+
+    For work on something that the caller frees afterwards: no thread may still
+    be writing to a file that is closed.
+    """
+    task = asyncio.ensure_future(in_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()
+        raise

@@ -37,6 +37,9 @@ CACHE_CONFIG: Final = "vllm.config.CacheConfig"
 DEVICE_CONFIG: Final = "vllm.config.DeviceConfig"
 PREFIX_CACHE_STATS: Final = "vllm.v1.metrics.stats.PrefixCacheStats"
 LOGPROBS: Final = "vllm.v1.outputs.LogprobsLists"
+RENDERER: Final = "vllm.renderers.base.BaseRenderer"
+MEDIA_CONNECTOR: Final = "vllm.multimodal.media.MediaConnector"
+MEDIA_IO: Final = "vllm.multimodal.media.MediaIO"
 
 
 class Handle(NamedTuple):
@@ -70,6 +73,15 @@ HANDLES: Final = (
     Handle("embedded", "model", MODEL_CONFIG),
     Handle("embedded", "scheduler", SCHEDULER_CONFIG, "_describe"),
     Handle("embedded", "iteration", ITERATION_STATS),
+    Handle("media_prompt", "engine", ASYNC_LLM),
+    Handle("media_prompt", "engine.vllm_config", VLLM_CONFIG),
+    Handle("media_prompt", "self._model", MODEL_CONFIG),
+    Handle("media_prompt", "self._model.multimodal_config", "vllm.config.MultiModalConfig"),
+    Handle("media_prompt", "self._renderer", RENDERER),
+    Handle("media_prompt", "processing", "vllm.multimodal.processing.BaseProcessingInfo"),
+    Handle("media_prompt", "tools.registry", "vllm.utils.registry.ExtensionManager"),
+    Handle("media_prompt", "components", "vllm.renderers.inputs.preprocess.PromptComponents"),
+    Handle("media_prompt", "loader", MEDIA_IO),
     Handle("token_tap", "processor", OUTPUT_PROCESSOR),
     Handle("token_tap", "state", REQUEST_STATE),
     Handle("token_tap", "StepOutput", CORE_OUTPUT),
@@ -91,6 +103,7 @@ PASSED_ON: Final = frozenset(
         "mm_cache_stats",
         "vllm_config",
         "type",
+        "media_io",
     }
 )
 """Names annotated `Any` that hold something of vLLM whose attributes we do not use."""
@@ -111,6 +124,15 @@ OVERRIDES: Final = (
     Override("token_tap", "TokenTap._process_outputs", OUTPUT_PROCESSOR, "process_outputs"),
     Override("token_tap", "TokenTap._propagate_error", OUTPUT_PROCESSOR, "propagate_error"),
     Override("embedded", "_discard", COLLECTOR, "put"),
+    Override(
+        "media_prompt", "make_connector.Connector.load_from_url", MEDIA_CONNECTOR, "load_from_url"
+    ),
+    Override(
+        "media_prompt",
+        "make_connector.Connector.load_from_url_async",
+        MEDIA_CONNECTOR,
+        "load_from_url_async",
+    ),
 )
 
 OPTIONAL: Final = {
@@ -131,6 +153,11 @@ IMPORTED: Final = (
     "vllm.v1.engine.EngineCoreEventType",
     "vllm.v1.engine.FinishReason",
     "vllm.exceptions.VLLMValidationError",
+    "vllm.model_executor.model_loader.get_model_cls",
+    "vllm.multimodal.media.MEDIA_CONNECTOR_REGISTRY",
+    "vllm.multimodal.media.MediaConnector",
+    "vllm.renderers.inputs.preprocess.extract_prompt_components",
+    "vllm.renderers.params.ChatParams",
 )
 """What our code imports by name: the test finds them in the source and compares."""
 

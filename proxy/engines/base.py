@@ -6,11 +6,13 @@ how it is. Everything that is particular to one engine stays behind this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from proxy.engines.stream import TokenStream
+from proxy.media.content import PromptPart
+from translators.media_formats import MediaKind
 from translators.sampling import ModelDefaults, Sampling
 
 
@@ -33,6 +35,8 @@ class ModelInfo:
     """Sequences that run at once, over all data-parallel engines."""
     priority_scheduling: bool
     defaults: ModelDefaults = field(default_factory=ModelDefaults)
+    media: Mapping[MediaKind, int] = field(default_factory=dict)
+    """Media that the model takes besides text: the most items of each kind in one request."""
     special_token_ids: frozenset[int] = frozenset()
     """Begin, end and other tokens that are no text."""
     max_num_batched_tokens: int | None = None
@@ -55,6 +59,16 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt of several parts, as the engine has prepared it."""
+
+    ids: list[int]
+    """Its tokens, those that stand for media included."""
+    payload: Any = None
+    """The engine's own; it comes back with the request."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One generation, in engine-neutral terms.
 
@@ -68,6 +82,8 @@ class EngineRequest:
     prompt: list[int]
     sampling: Sampling
     priority: int = 0
+    payload: Any = None
+    """What `prepare` made of a prompt of several parts; None for plain text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +136,14 @@ class Engine(Protocol):
 
     async def pieces(self, ids: list[int]) -> list[str]:
         """The text of each token by itself, special tokens as they are spelled."""
+
+    async def prepare(self, parts: Sequence[PromptPart]) -> Prompt:
+        """Turn text and media, in order, into what the model reads.
+
+        The media are there until this returns; what is needed of them later goes
+        into the payload. Raises InvalidInput naming the part that cannot be
+        decoded, and GenerationError for what the engine refuses.
+        """
 
     async def submit(self, request: EngineRequest) -> TokenStream:
         """Hand a request over; returns once the engine has accepted it.

@@ -14,7 +14,7 @@ import asyncio
 import copy
 import logging
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import PurePath
 from typing import Any, Final
@@ -32,13 +32,15 @@ from vllm.v1.engine import FinishReason as VllmFinish
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from proxy.engines.base import EngineRequest, Load, ModelInfo
+from proxy.engines.base import EngineRequest, Load, ModelInfo, Prompt
 from proxy.engines.collector import CollectorReader
 from proxy.engines.detokenizer import make_detokenizer
 from proxy.engines.figures import SchedulerFigures
+from proxy.engines.media_prompt import CONNECTOR_NAME, MediaPrompts, Tools
 from proxy.engines.stream import TokenStream
 from proxy.engines.token_run import TokenRun
 from proxy.engines.token_tap import TokenTap
+from proxy.media.content import PromptPart
 from proxy.settings import SettingsError
 from proxy.threads import in_thread
 from translators.contract import FLOAT32_MAX
@@ -48,6 +50,7 @@ from translators.errors import (
     IncompleteGeneration,
     ServiceUnavailable,
 )
+from translators.media import TextPart
 from translators.sampling import ModelDefaults, Sampling
 from translators.tokens import FinishReason
 
@@ -85,11 +88,12 @@ _HOTTEST: Final = _hottest()
 
 
 def engine_parser() -> FlexibleArgumentParser:
-    """vLLM's own engine options, with the one default that is ours."""
+    """vLLM's own engine options, with the two defaults that are ours."""
     parser: FlexibleArgumentParser = AsyncEngineArgs.add_cli_args(
         FlexibleArgumentParser(prog="mindie-gateway serve MODEL", usage="%(prog)s [vLLM options]")
     )
-    parser.set_defaults(scheduling_policy="priority")
+    # Media stay where the client put them also with templates that take only text.
+    parser.set_defaults(scheduling_policy="priority", interleave_mm_strings=True)
     return parser
 
 
@@ -128,8 +132,18 @@ class _Words:
 class EmbeddedEngine:
     """AsyncLLMEngine behind the gateway's seam."""
 
-    def __init__(self, args: AsyncEngineArgs, *, direct_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        args: AsyncEngineArgs,
+        *,
+        direct_tokens: bool = True,
+        media_prompt: str = "auto",
+        max_pixels: int = 8192 * 8192,
+    ) -> None:
         self._args = args
+        self._media_prompt = media_prompt
+        self._max_pixels = max_pixels
+        self._prompts: MediaPrompts | None = None
         self._direct = direct_tokens
         self._words = _Words()
         self._engine: Any = None
@@ -152,12 +166,19 @@ class EmbeddedEngine:
         self._spare_tokenizer = copy.deepcopy(self._tokenizer)
         self._engine._run_output_handler()
         self._open_token_path()
+        if self._engine.vllm_config.model_config.is_multimodal_model:
+            self._prompts = await in_thread(self._make_prompts)
         self._keep(self._watch_health())
         return self._describe()
 
     def _make_engine(self) -> Any:
         factory = partial(_StepListener, self._step_done)
         return AsyncLLMEngine.from_engine_args(self._args, stat_loggers=[factory])
+
+    def _make_prompts(self) -> MediaPrompts | None:
+        if not self._engine.vllm_config.model_config.supports_multimodal_inputs:
+            return None
+        return MediaPrompts(self._engine, _media_tools(), self._media_prompt, self._max_pixels)
 
     def _open_token_path(self) -> None:
         if not self._direct:
@@ -194,6 +215,7 @@ class EmbeddedEngine:
             device_type=config.device_config.device_type,
             dtype=str(model.dtype).removeprefix("torch."),
             **_cache_figures(config),
+            media={} if self._prompts is None else self._prompts.limits,
         )
 
     async def tokenize(self, text: str) -> list[int]:
@@ -213,6 +235,15 @@ class EmbeddedEngine:
     def _piece(self, token_id: int) -> str:
         return str(self._tokenizer.decode([token_id]))
 
+    async def prepare(self, parts: Sequence[PromptPart]) -> Prompt:
+        if self._prompts is None:
+            text = "".join(part.text for part in parts if isinstance(part, TextPart))
+            return Prompt(await self.tokenize(text))
+        try:
+            return await self._prompts.prepare(parts)
+        except Exception as error:
+            raise _as_gateway_error(error) from error
+
     async def submit(self, request: EngineRequest) -> TokenStream:
         stream = TokenStream(lambda: self._cancel(request.request_id))
         detokenizer = make_detokenizer(self._tokenizer, request.prompt)
@@ -222,7 +253,7 @@ class EmbeddedEngine:
         try:
             collector = await self._engine.add_request(
                 request.request_id,
-                TokensPrompt(prompt_token_ids=request.prompt),
+                request.payload or TokensPrompt(prompt_token_ids=request.prompt),
                 self._sampling_params(request.sampling),
                 priority=request.priority,
             )
@@ -350,6 +381,26 @@ class _StepListener(StatLoggerBase):
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""
+
+
+def _media_tools() -> Tools:
+    """What multimodal prompts need of vLLM; not imported for text models."""
+    from vllm.model_executor.model_loader import get_model_cls
+    from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
+    from vllm.renderers.inputs.preprocess import extract_prompt_components
+    from vllm.renderers.params import ChatParams
+
+    configured = os.environ.get("VLLM_MEDIA_CONNECTOR", CONNECTOR_NAME)
+    if configured != CONNECTOR_NAME:
+        log.warning("VLLM_MEDIA_CONNECTOR=%s has no effect here", configured)
+    os.environ["VLLM_MEDIA_CONNECTOR"] = CONNECTOR_NAME
+    return Tools(
+        connector=MediaConnector,
+        registry=MEDIA_CONNECTOR_REGISTRY,
+        chat_params=ChatParams,
+        components=extract_prompt_components,
+        model_class=get_model_cls,
+    )
 
 
 def served_names(args: AsyncEngineArgs) -> tuple[str, ...]:

@@ -7,12 +7,15 @@ default the words of the prompt, repeated; tests give their own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from proxy.engines.base import EngineRequest, Load, ModelInfo
+from proxy.engines.base import EngineRequest, Load, ModelInfo, Prompt
 from proxy.engines.stream import TokenStream
+from proxy.media.content import PromptPart
+from proxy.threads import joined
 from translators.errors import GatewayError, IncompleteGeneration
+from translators.media import TextPart
 from translators.tokens import Finish, FinishReason, Token
 
 Script = Callable[[EngineRequest], AsyncIterator[Token]]
@@ -92,6 +95,20 @@ class StubEngine:
     async def pieces(self, ids: list[int]) -> list[str]:
         """Each token's id between angle brackets."""
         return [f"<{token_id}>" for token_id in ids]
+
+    async def prepare(self, parts: Sequence[PromptPart]) -> Prompt:
+        """Text as above, and for each medium one token that depends on its bytes."""
+        ids: list[int] = []
+        seen: list[str | bytes] = []
+        for part in parts:
+            if isinstance(part, TextPart):
+                seen.append(part.text)
+                ids += await self.tokenize(part.text)
+            else:
+                data = await joined(part.content.read)
+                seen.append(data)
+                ids.append(sum(data) % self.info.vocab_size)
+        return Prompt(ids, tuple(seen))
 
     async def submit(self, request: EngineRequest) -> TokenStream:
         self.submitted.append(request)

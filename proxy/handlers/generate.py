@@ -15,7 +15,7 @@ ROUTE: Final = "generate"
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
-    """The whole answer as one JSON object."""
+    """Parse, admit, collect, account."""
     gateway = request.app[GATEWAY]
     with gateway.metrics.account(ROUTE) as account:
         generation = await read_generation(gateway, request)

@@ -17,11 +17,11 @@ ROUTE: Final = "stopInfer"
 
 
 async def stop_infer(request: web.Request) -> web.StreamResponse:
-    """Ends every live request with the client's id; answers with the request's own JSON."""
+    """Answers with the request's own JSON. Works while the gateway drains, too."""
     gateway = request.app[GATEWAY]
     with gateway.metrics.account(ROUTE) as account:
-        arrival = await receive(gateway, request, request.match_info["model"])
-        document = parse_object(arrival.body, gateway.contract)
+        _, body = await receive(gateway, request, request.match_info["model"])
+        document = parse_object(body, gateway.contract)
         if not gateway.live.stop(required_id(document)):
             raise IncompleteGeneration("there is no live request with this id")
         account.succeeded()

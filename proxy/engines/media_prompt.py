@@ -1,0 +1,236 @@
+"""Text and media as a prompt of vLLM's, by vLLM's own renderer and loaders.
+
+Imports nothing of vLLM: `proxy.engines.embedded` hands over what is needed.
+vLLM knows a medium by a URL that only we can resolve. Its connector, which
+fetches URLs, is replaced by one that reads the media at hand and nothing else,
+so that no URL of a client ever reaches vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import logging
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, Final
+
+from proxy.engines.base import Prompt
+from proxy.media.content import Medium, PromptPart
+from proxy.settings import SettingsError
+from proxy.threads import in_thread, joined
+from translators.media import TextPart, named
+from translators.media_formats import MediaKind, rule_of
+from translators.media_urls import MediaRefused
+
+log = logging.getLogger(__name__)
+
+CONNECTOR_NAME: Final = "mindie_gateway"
+_AT_ONCE: Final = 2
+"""Prompts that are decoded at the same time: each may hold hundreds of megabytes."""
+_NO_TEMPLATE: Final = "ChatTemplateResolutionError"
+"""vLLM's error for a model without a chat template, a ValueError; its module has moved."""
+_AUDIO_DECODERS: Final = ("soundfile", "av")
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What is needed of vLLM, in the installed version's spelling."""
+
+    connector: Any
+    """The class MediaConnector."""
+    registry: Any
+    """Where a connector is registered by name."""
+    chat_params: Any
+    """The class ChatParams."""
+    components: Callable[[Any, Any], Any]
+    """(model config, engine input) to its text and tokens."""
+    model_class: Callable[[Any], Any]
+    """The class of a model, which knows its placeholders."""
+
+
+class MediaTable:
+    """The media that vLLM may read now, by the URLs it knows them by."""
+
+    def __init__(self, max_pixels: int) -> None:
+        self._max_pixels = max_pixels
+        self._media: dict[str, Medium] = {}
+
+    @contextmanager
+    def shown(self, parts: Sequence[PromptPart]) -> Iterator[list[str | tuple[MediaKind, str]]]:
+        """The parts as texts and as (kind, URL), until the end of the block."""
+        urls: list[str] = []
+        try:
+            shown: list[str | tuple[MediaKind, str]] = []
+            for part in parts:
+                if isinstance(part, TextPart):
+                    shown.append(part.text)
+                else:
+                    urls.append(f"mindie-media:{uuid.uuid4().hex}")
+                    self._media[urls[-1]] = part
+                    shown.append((part.kind, urls[-1]))
+            yield shown
+        finally:
+            for url in urls:
+                self._media.pop(url, None)
+
+    async def load(self, url: str, loader: Any) -> Any:
+        """What vLLM's `loader` makes of a medium. InvalidInput when it cannot."""
+        medium = self._media[url]
+        data = await joined(medium.content.read)
+
+        def decode() -> Any:
+            with named(medium.index):
+                return self._decode(medium.kind, data, loader)
+
+        return await in_thread(decode)
+
+    def _decode(self, kind: MediaKind, data: bytes, loader: Any) -> Any:
+        try:
+            if kind is MediaKind.VIDEO:
+                self._check_frame(data)
+            return loader.load_bytes(data)
+        except MediaRefused:
+            raise
+        except Exception as error:  # noqa: BLE001 - decoders raise what they like
+            log.info("a medium could not be decoded: %s", type(error).__name__)
+            raise MediaRefused(f"cannot be decoded as {kind.value}") from None
+
+    def _check_frame(self, data: bytes) -> None:
+        pixels = _frame_pixels(data)
+        if not 0 < pixels <= self._max_pixels:
+            raise MediaRefused(
+                f"has frames of {pixels} pixels, from 1 to {self._max_pixels} are allowed"
+            )
+
+
+def _frame_pixels(data: bytes) -> int:
+    """Pixels of one frame of a video, as its decoder will see it; 0 when it sees none."""
+    cv2: Any = importlib.import_module("cv2")
+    registry = cv2.videoio_registry
+    for backend in registry.getStreamBufferedBackends():
+        if not registry.hasBackend(backend):
+            continue
+        capture = cv2.VideoCapture(BytesIO(data), backend, [])
+        try:
+            if capture.isOpened():
+                width = capture.get(cv2.CAP_PROP_FRAME_WIDTH)
+                return int(width * capture.get(cv2.CAP_PROP_FRAME_HEIGHT))
+        finally:
+            capture.release()
+    return 0
+
+
+def make_connector(base: type[Any], table: MediaTable) -> type[Any]:
+    """A connector of vLLM's that reads the table and fetches nothing."""
+
+    class Connector(base):  # type: ignore[misc]
+        def load_from_url(self, url: str, media_io: Any, **options: Any) -> Any:
+            raise RuntimeError("media are loaded asynchronously")
+
+        async def load_from_url_async(self, url: str, media_io: Any, **options: Any) -> Any:
+            return await table.load(url, media_io)
+
+    return Connector
+
+
+class MediaPrompts:
+    """Prepares prompts of several parts for one vLLM engine."""
+
+    def __init__(self, engine: Any, tools: Tools, style: str, max_pixels: int) -> None:
+        self._renderer = engine.renderer
+        self._model = engine.vllm_config.model_config
+        self._tools = tools
+        self._table = MediaTable(max_pixels)
+        connector = make_connector(tools.connector, self._table)
+        tools.registry.register(CONNECTOR_NAME)(connector)
+        loading = self._model.multimodal_config.media_io_kwargs
+        self._connector = connector(media_io_kwargs=loading)
+        self._params = tools.chat_params(
+            chat_template_kwargs={"add_generation_prompt": True, "continue_final_message": False}
+        )
+        self._chat = self._choose(style)
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        processing = self._renderer.get_mm_processor().info
+        self.limits = media_limits(processing.allowed_mm_limits)
+
+    def _choose(self, style: str) -> bool:
+        """Whether prompts go through the chat template. Settled once, at the start."""
+        if style == "plain":
+            return False
+        try:
+            self._renderer.render_messages([_user_message(["."])], self._params)
+        except ValueError as error:
+            # Any other: the template wants more than this message, but there is one.
+            if type(error).__name__ != _NO_TEMPLATE:
+                return True
+            if style == "chat":
+                raise SettingsError(
+                    "media_prompt is chat, but the model has no chat template"
+                ) from None
+            return False
+        return True
+
+    async def prepare(self, parts: Sequence[PromptPart]) -> Prompt:
+        """The prompt, decoded and counted. Foreign errors are raised as they come."""
+        async with self._turns:
+            with self._table.shown(parts) as shown:
+                rendered = await (self._by_template(shown) if self._chat else self._plain(shown))
+        components = self._tools.components(self._model, rendered)
+        return Prompt(list(components.token_ids), rendered)
+
+    async def _by_template(self, shown: list[str | tuple[MediaKind, str]]) -> Any:
+        # Without its cache of what the engine was sent: a prompt that is refused
+        # after this would leave an entry there for data that was never sent.
+        _, rendered = await self._renderer.render_chat_async(
+            [[_user_message(shown)]], self._params, skip_mm_cache=True
+        )
+        return rendered[0]
+
+    async def _plain(self, shown: list[str | tuple[MediaKind, str]]) -> Any:
+        text: list[str] = []
+        media: defaultdict[str, list[Any]] = defaultdict(list)
+        model_class = self._tools.model_class(self._model)
+        for part in shown:
+            if isinstance(part, str):
+                text.append(part)
+                continue
+            kind, url = part
+            load = getattr(self._connector, f"fetch_{kind.value}_async")
+            media[kind.value].append(await load(url))
+            place = model_class.get_placeholder_str(kind.value, len(media[kind.value]))
+            text.append(place or "")
+        prompt = {"prompt": "".join(text), "multi_modal_data": dict(media)}
+        rendered = await self._renderer.render_cmpl_async([prompt], skip_mm_cache=True)
+        return rendered[0]
+
+
+def _user_message(shown: Sequence[str | tuple[MediaKind, str]]) -> dict[str, Any]:
+    content: list[dict[str, Any]] = []
+    for part in shown:
+        if isinstance(part, str):
+            content.append({"type": "text", "text": part})
+        else:
+            field = rule_of(part[0]).field
+            content.append({"type": field, field: {"url": part[1]}})
+    return {"role": "user", "content": content}
+
+
+def media_limits(allowed: Mapping[str, int]) -> dict[MediaKind, int]:
+    """The most items of each kind, from vLLM's limits by modality.
+
+    `vision_chunk` is the name of some models for images and videos alike. Audio
+    needs a decoder, which not every installation of vLLM has.
+    """
+    limits = {kind: allowed.get(kind.value, 0) for kind in MediaKind}
+    if "vision_chunk" in allowed:
+        limits[MediaKind.IMAGE] = limits[MediaKind.VIDEO] = allowed["vision_chunk"]
+    if limits[MediaKind.AUDIO] and not any(map(importlib.util.find_spec, _AUDIO_DECODERS)):
+        log.warning("the model takes audio, but neither soundfile nor av is installed: refused")
+        del limits[MediaKind.AUDIO]
+    return {kind: limit for kind, limit in limits.items() if limit}
