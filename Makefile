@@ -53,11 +53,19 @@ format: tools ## Format the code and mend what ruff can mend
 
 .PHONY: test-fast
 test-fast: tools ## Run the tests that need no engine, in random order
-	$(VENV)/bin/python -m pytest -m "not e2e" $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -m "not e2e" --ignore tests/deploy $(PYTEST_ARGS)
 
 .PHONY: coverage
 coverage: tools ## Run the fast tests and show what they leave out
-	$(VENV)/bin/python -m pytest -m "not e2e" --cov --cov-report=term-missing $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -m "not e2e" --ignore tests/deploy \
+		--cov --cov-report=term-missing $(PYTEST_ARGS)
+
+.PHONY: test-deploy
+test-deploy: everything ## Render and validate the images, the Kubernetes manifests and the chart
+	@$(PREPARE) --with dev --with deploy
+	@$(VENV)/bin/python -c "import helm_sdkpy" 2>/dev/null || $(VENV)/bin/python -m pip install \
+		--quiet --no-deps --ignore-requires-python "helm-sdkpy==0.1.32"
+	$(VENV)/bin/python -m pytest tests/deploy $(PYTEST_ARGS)
 
 .PHONY: everything
 everything: # All that the tests need
@@ -68,7 +76,7 @@ test-e2e: everything ## Run the tests with a real vLLM engine and a real model
 	$(ENGINE_ENV) $(VENV)/bin/python $(E2E)
 
 .PHONY: test
-test: everything lint test-fast test-e2e ## Run all checks and tests
+test: everything lint test-fast test-deploy test-e2e ## Run all checks and tests
 
 .PHONY: test-vllm-0.23
 test-vllm-0.23: everything ## Run the engine tests on vLLM 0.23, in .venv-vllm-0.23

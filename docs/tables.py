@@ -15,6 +15,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from proxy.routes import ROUTES
 from proxy.settings import ENV_PREFIX, Settings
 from translators import errors
 from translators.contract import (
@@ -152,11 +153,26 @@ def settings() -> str:
     return table(["option", "environment", "default", "meaning"], rows)
 
 
+def routes() -> str:
+    """Every route, from the table of routes."""
+    rows = [
+        [
+            f"`{route.method} {re.sub(':[^}]+', '', route.path)}`",
+            route.listener.value,
+            route.group.value,
+            (route.handler.__doc__ or "").splitlines()[0],
+        ]
+        for route in ROUTES
+    ]
+    return table(["route", "listener", "API keys", "answer"], rows)
+
+
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "parameters": parameters,
     "differences": differences,
     "dialect": dialect,
     "failures": failures,
+    "routes": routes,
     "settings": settings,
 }
 

@@ -1,32 +1,133 @@
-"""How many requests may be under way at once; beyond it, 503 at once and never a hang."""
+"""How many requests may be under way: some run, some wait their turn, the rest is refused.
+
+`running_limit` requests are with the engine at once. The next ones wait here, the
+most urgent first and then the oldest, up to `limit` requests altogether; beyond
+that a request is refused at once and never hangs.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from translators.errors import ServiceUnavailable
+from translators.errors import GatewayError, ServiceUnavailable
 
 RETRY_AFTER = 1
 """Seconds that a refused client is asked to wait."""
+OVERLOADED = "too many requests at once"
+
+
+class Place:
+    """One request's place. Like a stream, it can be stopped and broken while it waits."""
+
+    def __init__(self) -> None:
+        self.running = False
+        """Whether the engine may have the request; stays so until the place is given up."""
+        self._turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._error: GatewayError | None = None
+
+    @property
+    def waits(self) -> bool:
+        return not self._turn.done()
+
+    async def turn(self) -> bool:
+        """Wait for the turn: True when it has come, False when the request was stopped.
+
+        Raises the error given to `fail`.
+        """
+        came = await self._turn
+        if self._error is not None:
+            raise self._error
+        return came
+
+    def begin(self) -> None:
+        """It is this request's turn."""
+        self.running = True
+        self._turn.set_result(True)
+
+    def stop(self) -> None:
+        """End the wait normally (stopInfer)."""
+        if self.waits:
+            self._turn.set_result(False)
+
+    def fail(self, error: GatewayError) -> None:
+        """End the wait with an error."""
+        if self.waits:
+            self._error = error
+            self._turn.set_result(False)
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        self._turn.cancel()
 
 
 class Admission:
-    """Counts the requests under way. `limit` None admits everything."""
+    """The places. A limit of None admits everything."""
 
     def __init__(self) -> None:
         self.limit: int | None = None
+        """Requests under way at most, running and waiting."""
+        self.running_limit: int | None = None
         self.in_use = 0
+        self.running = 0
+        self._queues: dict[int, dict[Place, None]] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their turn here."""
+        return self.in_use - self.running
+
+    @property
+    def full(self) -> bool:
+        """Whether the next request would be refused."""
+        return self.limit is not None and self.in_use >= self.limit
+
+    def check_room(self) -> None:
+        """ServiceUnavailable when a further request would be refused."""
+        if self.full:
+            raise ServiceUnavailable(f"{OVERLOADED}, at most {self.limit}", retry_after=RETRY_AFTER)
 
     @contextmanager
-    def slot(self) -> Iterator[None]:
-        """Hold one place. Raises ServiceUnavailable when there is none."""
-        if self.limit is not None and self.in_use >= self.limit:
-            raise ServiceUnavailable(
-                f"too many requests at once, at most {self.limit}", retry_after=RETRY_AFTER
-            )
+    def place(self, priority: int = 0) -> Iterator[Place]:
+        """Hold one place, running or waiting; lower priorities have their turn earlier.
+
+        Raises ServiceUnavailable when there is none.
+        """
+        self.check_room()
         self.in_use += 1
+        place = Place()
+        self._begin_or_queue(place, priority)
         try:
-            yield
+            yield place
         finally:
             self.in_use -= 1
+            self._queues.get(priority, {}).pop(place, None)
+            place.close()
+            if place.running:
+                self._pass_on()
+
+    def refuse_waiting(self, error: GatewayError) -> None:
+        """End every wait with `error`: no turn will come."""
+        for queue in self._queues.values():
+            for place in queue:
+                place.fail(error)
+
+    def _begin_or_queue(self, place: Place, priority: int) -> None:
+        if self.running_limit is None or self.running < self.running_limit:
+            self.running += 1
+            place.begin()
+        else:
+            self._queues.setdefault(priority, {})[place] = None
+
+    def _pass_on(self) -> None:
+        """Give the place of a request that has ended to the next one that still waits."""
+        for priority in sorted(self._queues):
+            queue = self._queues[priority]
+            while queue:
+                place = next(iter(queue))
+                del queue[place]
+                if place.waits:
+                    place.begin()
+                    return
+        self.running -= 1

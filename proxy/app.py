@@ -9,6 +9,7 @@ from typing import Final
 
 from aiohttp import web
 
+from proxy import SERVER_NAME
 from proxy.access import Group
 from proxy.gateway import GATEWAY, Gateway
 from proxy.routes import ROUTES, Handler
@@ -23,7 +24,6 @@ from translators.errors import (
 
 log = logging.getLogger(__name__)
 
-SERVER_NAME: Final = "mindie-gateway"
 REQUEST_UUID: Final = "RequestUUID"
 CALLER: Final = web.RequestKey("caller", str)
 """The name of the API key that a request came with; absent where none was needed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from enum import Enum
@@ -12,11 +13,12 @@ from typing import Final
 from aiohttp import web
 
 from proxy.access import Access
-from proxy.admission import RETRY_AFTER, Admission
+from proxy.admission import OVERLOADED, RETRY_AFTER, Admission
 from proxy.engines.base import Engine, ModelInfo
 from proxy.live import LiveRequests
 from proxy.media.build import media_desk
 from proxy.metrics import Metrics
+from proxy.probe import Probe, take_one_token
 from proxy.settings import Settings
 from translators.contract import MAX_PROMPT_TOKENS
 from translators.errors import NotFound, ServiceUnavailable
@@ -29,6 +31,8 @@ EngineFactory = Callable[[], Awaitable[Engine]]
 _AWAY: Final = "the engine cannot be reached"
 _ADMITTED_PER_SEQUENCE: Final = 4
 """Requests admitted per sequence that the engine runs at once, unless set."""
+_RUNNING_PER_SEQUENCE: Final = 2
+"""Of these, the ones handed to the engine: more than it runs, so that it never lacks work."""
 
 
 class State(Enum):
@@ -51,6 +55,9 @@ class Gateway:
         self.access = Access()
         self.admission = Admission()
         self.live = LiveRequests()
+        self.probe = Probe(self._take_one_token)
+        self.created = int(time.time())
+        """When this gateway was made, in Unix seconds."""
         self.media = media_desk(settings)
         self.state = State.STARTING
         self._engine_factory = engine_factory
@@ -79,14 +86,20 @@ class Gateway:
         """Make and start the engine; afterwards the gateway is ready."""
         self._engine = await self._engine_factory()
         self._info = await self._engine.start(on_death)
-        default_limit = _ADMITTED_PER_SEQUENCE * self._info.max_num_seqs
-        self.admission.limit = self.settings.max_requests or default_limit
+        self._set_limits(self._info.max_num_seqs)
         self.media.warn_about_disk(self._info.media)
         if self.state is State.STARTING:
             self.enter(State.READY)
 
+    def _set_limits(self, sequences: int) -> None:
+        settings, admission = self.settings, self.admission
+        admission.limit = settings.max_requests or _ADMITTED_PER_SEQUENCE * sequences
+        running = settings.max_running or _RUNNING_PER_SEQUENCE * sequences
+        admission.running_limit = min(running, admission.limit)
+
     def _waiting(self) -> float:
-        return 0 if self._engine is None else self._engine.load().waiting
+        with_engine = 0 if self._engine is None else self._engine.load().waiting
+        return self.admission.waiting + with_engine
 
     async def close_engine(self) -> None:
         await self.media.close()
@@ -109,6 +122,14 @@ class Gateway:
         if self.state is not State.READY:
             return str(self.state.value)
         return None if self.engine.available else _AWAY
+
+    @property
+    def not_ready_because(self) -> str | None:
+        """The obstacle, or that no place is free; None when one more request can come."""
+        return self.obstacle or (OVERLOADED if self.admission.full else None)
+
+    async def _take_one_token(self) -> None:
+        await take_one_token(self.engine, self.info, self.new_request_id())
 
     def check_taking_work(self) -> None:
         """ServiceUnavailable unless the gateway is ready and its engine can take work."""

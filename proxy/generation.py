@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final
 
 from aiohttp import web
 
+from proxy.admission import Place
 from proxy.body_reader import read_body
 from proxy.clocks import (
     CLIENT_TIMEOUT,
@@ -20,12 +22,12 @@ from proxy.clocks import (
     watched,
 )
 from proxy.engines.base import EngineRequest, Prompt
-from proxy.engines.stream import TokenStream
+from proxy.engines.stream import TokenStream, stopped_stream
 from proxy.gateway import Gateway
 from proxy.metrics import Account
 from proxy.settings import Settings
 from translators.body import parse_object
-from translators.errors import GenerationError, InvalidInput
+from translators.errors import GenerationError, GenerationTimeout, InvalidInput
 from translators.request import (
     Envelope,
     Parameters,
@@ -179,9 +181,16 @@ async def running(
     for all of it. Whatever ends the block, the engine's request is gone afterwards.
     """
     token, e2e = _clocks(gateway.settings, generation.parameters.timeout, whole=whole)
-    with gateway.admission.slot():
+    with gateway.admission.place(generation.engine_request.priority) as place:
+        queued = asyncio.get_running_loop().time()
+        if not place.running and not await _turn(gateway, generation, place, token, e2e):
+            yield stopped_stream()
+            return
         gateway.check_taking_work()
         stream = await gateway.engine.submit(generation.engine_request)
+        if stream.idle:
+            # The first token is awaited since then, wherever the request waited.
+            stream.last_push = queued
         account.accepted(len(generation.engine_request.prompt))
         with (
             gateway.live.tracked(generation.client_id, stream),
@@ -196,6 +205,21 @@ def _clocks(settings: Settings, timeout: float, *, whole: bool) -> tuple[Clock, 
     e2e = Clock(SERVER_E2E_TIMEOUT, settings.e2e_timeout)
     client = Clock(CLIENT_TIMEOUT, timeout)
     return (token, shorter(client, e2e)) if whole else (shorter(client, token), e2e)
+
+
+async def _turn(
+    gateway: Gateway, generation: Generation, place: Place, token: Clock, e2e: Clock
+) -> bool:
+    """Wait for a place with the engine, by the clocks of the request; False when it was stopped."""
+    now = asyncio.get_running_loop().time()
+    deadlines = ((now + token.seconds, token), (generation.started + e2e.seconds, e2e))
+    at, clock = min(deadlines, key=itemgetter(0))
+    with gateway.live.tracked(generation.client_id, place):
+        try:
+            async with asyncio.timeout_at(at):
+                return await place.turn()
+        except TimeoutError:
+            raise GenerationTimeout(clock.name, clock.seconds) from None
 
 
 def check_prompt(field: str, tokens: int, limit: int) -> None:

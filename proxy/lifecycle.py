@@ -160,6 +160,7 @@ class Process:
         """New work is refused; running streams finish, or are broken at the deadline."""
         if self.gateway.state is not State.DEAD:
             self.gateway.enter(State.DRAINING)
+        self.gateway.admission.refuse_waiting(self.gateway.unavailable())
         if not await self._wait_until_idle(self.settings.drain_timeout):
             log.warning("drain deadline: breaking %d requests", self.gateway.admission.in_use)
             self.gateway.live.break_all(ServiceUnavailable("the server is shutting down"))
@@ -187,6 +188,7 @@ class Process:
         log.error("the engine has died: %s", reason)
         self._death = reason
         self.gateway.enter(State.DEAD)
+        self.gateway.admission.refuse_waiting(self.gateway.unavailable())
         self.gateway.live.break_all(IncompleteGeneration("the engine died"))
         if not self.settings.stay_after_engine_death:
             self._stop.set()

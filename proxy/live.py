@@ -4,22 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
-from proxy.engines.stream import TokenStream
 from translators.errors import GatewayError
 
 
+class Live(Protocol):
+    """What runs, or waits for its turn: a token stream, or a place in the queue."""
+
+    def stop(self) -> None:
+        """End it normally."""
+
+    def fail(self, error: GatewayError) -> None:
+        """End it with an error."""
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+
 class LiveRequests:
-    """Live token streams. Several may carry the same client id (contract §2)."""
+    """Live requests. Several may carry the same client id (contract §2)."""
 
     def __init__(self) -> None:
-        self._streams: dict[str, set[TokenStream]] = {}
+        self._streams: dict[str, set[Live]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._streams.values()))
 
     @contextmanager
-    def tracked(self, client_id: str, stream: TokenStream) -> Iterator[None]:
+    def tracked(self, client_id: str, stream: Live) -> Iterator[None]:
         """Keep `stream` among the live ones; at the end its engine request is gone."""
         self._streams.setdefault(client_id, set()).add(stream)
         try:

@@ -67,7 +67,7 @@ class Metrics:
         )
         self.waiting = Gauge(
             "mindie_gateway_requests_waiting",
-            "Admitted requests that the engine's scheduler has not begun; autoscalers read it.",
+            "Admitted requests that wait, in the gateway or in the engine; autoscalers read it.",
             registry=registry,
         )
         self.prompt_tokens = Counter(

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 from aiohttp import web
 
 from proxy.access import Group
+from proxy.handlers import health, metadata
 from proxy.handlers.generate import generate
 from proxy.handlers.generate_stream import generate_stream
-from proxy.handlers.health import live, metrics, ready
 from proxy.handlers.infer import infer
 from proxy.handlers.stop_infer import stop_infer
 
@@ -36,12 +36,26 @@ class Route(NamedTuple):
     listener: Listener = Listener.SERVICE
 
 
+_MODEL: Final = "/v2/models/{model}"
+
 ROUTES: Final = (
-    Route("POST", "/v2/models/{model}/generate_stream", generate_stream),
-    Route("POST", "/v2/models/{model}/generate", generate),
-    Route("POST", "/v2/models/{model}/infer", infer),
-    Route("POST", "/v2/models/{model}/stopInfer", stop_infer),
-    Route("GET", "/v2/health/live", live, Group.HEALTH, Listener.MANAGEMENT),
-    Route("GET", "/v2/health/ready", ready, Group.HEALTH, Listener.MANAGEMENT),
-    Route("GET", "/metrics", metrics, Group.MANAGEMENT, Listener.METRICS),
+    Route("POST", f"{_MODEL}/generate_stream", generate_stream),
+    Route("POST", f"{_MODEL}/generate", generate),
+    Route("POST", f"{_MODEL}/infer", infer),
+    Route("POST", f"{_MODEL}/stopInfer", stop_infer),
+    Route("GET", "/v2", metadata.server_metadata),
+    Route("GET", _MODEL, metadata.model_metadata),
+    Route("GET", f"{_MODEL}/config", metadata.model_config),
+    Route("GET", "/v1/models", metadata.openai_models),
+    Route("GET", "/info", metadata.tgi_info, Group.MANAGEMENT, Listener.MANAGEMENT),
+    Route(
+        "GET", f"{_MODEL}/getSlotCount", metadata.slot_count, Group.MANAGEMENT, Listener.MANAGEMENT
+    ),
+    Route("GET", "/v2/health/live", health.live, Group.HEALTH, Listener.MANAGEMENT),
+    Route("GET", "/v2/health/ready", health.ready, Group.HEALTH, Listener.MANAGEMENT),
+    Route("GET", f"{_MODEL}/ready", health.model_ready, Group.HEALTH, Listener.MANAGEMENT),
+    Route("GET", "/health", health.ready, Group.HEALTH, Listener.MANAGEMENT),
+    Route("GET", "/health/timed", health.timed, Group.HEALTH, Listener.MANAGEMENT),
+    Route("GET", "/health/timed-{seconds:[0-9]+}", health.timed, Group.HEALTH, Listener.MANAGEMENT),
+    Route("GET", "/metrics", health.metrics, Group.MANAGEMENT, Listener.METRICS),
 )

@@ -112,6 +112,12 @@ class Settings(BaseModel):
         ge=1,
         description="Requests at once, beyond which 503; unset: 4 times the engine's max_num_seqs.",
     )
+    max_running: int | None = Field(
+        None,
+        ge=1,
+        description="Of these, requests that the engine has at once; the others wait in the "
+        "gateway, the most urgent first; unset: 2 times the engine's max_num_seqs.",
+    )
     token_timeout: float = Field(
         600.0, gt=0, description="Seconds any request waits for its next token at most."
     )

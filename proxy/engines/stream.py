@@ -108,3 +108,10 @@ class TokenStream:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+
+def stopped_stream() -> TokenStream:
+    """The stream of a request that was stopped before it reached an engine."""
+    stream = TokenStream(lambda: None)
+    stream.stop()
+    return stream

@@ -15,7 +15,7 @@ ROUTE: Final = "generate"
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
-    """Parse, admit, collect, account."""
+    """The whole answer as one JSON object."""
     gateway = request.app[GATEWAY]
     with gateway.metrics.account(ROUTE) as account:
         generation = await read_generation(gateway, request)

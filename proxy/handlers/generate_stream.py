@@ -16,7 +16,7 @@ ROUTE: Final = "generate_stream"
 
 
 async def generate_stream(request: web.Request) -> web.StreamResponse:
-    """Parse, admit, stream, account."""
+    """One frame per token, as server-sent events."""
     gateway = request.app[GATEWAY]
     with gateway.metrics.account(ROUTE) as account:
         generation = await read_generation(gateway, request)

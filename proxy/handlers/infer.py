@@ -15,7 +15,7 @@ ROUTE: Final = "infer"
 
 
 async def infer(request: web.Request) -> web.StreamResponse:
-    """Parse, admit, collect, account."""
+    """Token ids in, token ids out, as KServe tensors."""
     gateway = request.app[GATEWAY]
     with gateway.metrics.account(ROUTE) as account:
         generation, tensors = await read_token_generation(gateway, request)

@@ -17,7 +17,7 @@ ROUTE: Final = "stopInfer"
 
 
 async def stop_infer(request: web.Request) -> web.StreamResponse:
-    """Answers with the request's own JSON. Works while the gateway drains, too."""
+    """Ends every live request with the client's id; answers with the request's own JSON."""
     gateway = request.app[GATEWAY]
     with gateway.metrics.account(ROUTE) as account:
         _, body = await receive(gateway, request, request.match_info["model"])

@@ -24,7 +24,9 @@ def test_there_is_one_for_each_way_to_run() -> None:
 
 
 def test_hadolint_is_content(recipe: Path) -> None:
-    result = subprocess.run([tool("hadolint"), str(recipe)], capture_output=True, text=True)
+    result = subprocess.run(
+        [tool("hadolint"), str(recipe)], check=False, capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stdout
 
 
