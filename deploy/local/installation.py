@@ -98,8 +98,9 @@ def _install(environment: Environment, contents: Contents, progress: Progress) -
 def _install_on_torch_from_pypi(
     environment: Environment, engine: Engine, gateway: list[str], progress: Progress
 ) -> None:
-    # Three equals signs: with two, pip prefers a +cpu build of that version where it sees one.
+    # Three equals signs: with two, pip takes a +cpu build of that version where it sees one.
     torch = f"torch==={engine.torch}"
+    progress.note(f"No CPU build of torch {engine.torch} here: taking PyPI's, 6 GB in all")
     vllm, *limits = engine.requirements
     _pip_install(environment, [torch, "packaging"], "Installing torch", progress)
     _pip_install(environment, ["--no-deps", vllm], "Installing vLLM", progress)
