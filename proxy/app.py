@@ -12,6 +12,7 @@ from aiohttp import web
 from proxy import SERVER_NAME
 from proxy.access import Group
 from proxy.gateway import GATEWAY, Gateway
+from proxy.listeners import EVERYTHING, Listener
 from proxy.routes import ROUTES, Handler
 from translators.errors import (
     AccessRefused,
@@ -34,7 +35,7 @@ def build_app(gateway: Gateway) -> web.Application:
     app = web.Application(middlewares=[_answer_errors])
     app[GATEWAY] = gateway
     for route in ROUTES:
-        handler = guarded(route.handler, route.group)
+        handler = _at_its_address(guarded(route.handler, route.group), route.listener)
         _add(app, route.method, route.path, handler)
         if route.method == "GET":
             _add(app, "HEAD", route.path, handler)
@@ -68,6 +69,18 @@ def guarded(handler: Handler, group: Group) -> Handler:
             return await handler(request)
 
     return entrance
+
+
+def _at_its_address(handler: Handler, listener: Listener) -> Handler:
+    """`handler` where its routes are served; at any other address they do not exist."""
+
+    @functools.wraps(handler)
+    async def there(request: web.Request) -> web.StreamResponse:
+        if listener not in getattr(request.protocol, "serves", EVERYTHING):
+            return await _no_route(request)
+        return await handler(request)
+
+    return there
 
 
 async def _no_versions(request: web.Request) -> web.StreamResponse:

@@ -13,6 +13,7 @@ from aiohttp.web_request import BaseRequest
 
 from proxy.app import error_response, mark
 from proxy.departure import has_left
+from proxy.listeners import EVERYTHING, Listener
 from translators.errors import BadRequest, GatewayError, IncompleteGeneration
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,8 @@ _UNREAD: Final = 10.0
 class HttpProtocol(web.RequestHandler):
     """Answers what never became a request: bad HTTP is 400 JSON, without a traceback."""
 
+    serves: frozenset[Listener] = EVERYTHING
+    """What the address is for, at which the client came in."""
     _guard: asyncio.TimerHandle | None = None
     _look: asyncio.TimerHandle | None = None
 
@@ -120,11 +123,15 @@ class HttpProtocol(web.RequestHandler):
         return response
 
 
-def protocol_factory(server: web.Server, **options: Any) -> Callable[[], HttpProtocol]:
+def protocol_factory(
+    server: web.Server, serves: frozenset[Listener], **options: Any
+) -> Callable[[], HttpProtocol]:
     """A factory of connections for `loop.create_server`; `options` are aiohttp's."""
     loop = asyncio.get_running_loop()
 
     def connection() -> HttpProtocol:
-        return HttpProtocol(server, loop=loop, **options)
+        protocol = HttpProtocol(server, loop=loop, **options)
+        protocol.serves = serves
+        return protocol
 
     return connection

@@ -7,18 +7,18 @@ import logging
 import os
 import resource
 import signal
-import socket
 import sys
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from proxy.app import build_app
 from proxy.engines.base import Engine
 from proxy.gateway import EngineFactory, Gateway, State
+from proxy.listeners import Bound, bind_all
 from proxy.reload import Reloader
 from proxy.security import put_in_force
-from proxy.server import CLOSE_TIMEOUT, HttpServer, bind
+from proxy.server import CLOSE_TIMEOUT, HttpServer
 from proxy.settings import NO_VLLM, Settings, SettingsError
 from translators.errors import IncompleteGeneration, ServiceUnavailable
 
@@ -54,11 +54,11 @@ def run(settings: Settings, model: str | None, engine_flags: list[str]) -> int:
         return await load_embedded(settings, model, engine_flags)
 
     try:
-        sock = bind(settings.host, settings.port)
+        bound = bind_all(settings)
     except OSError as error:
-        log.error("cannot listen on %s:%d: %s", settings.host, settings.port, error.strerror)
+        log.error("%s", error)
         return EXIT_BIND
-    code = uvloop.run(Process(settings, embedded).serve(sock))
+    code = uvloop.run(Process(settings, embedded).serve(*bound))
     _leave(code)
     return code
 
@@ -101,16 +101,16 @@ class Process:
         )
         self._death: str | None = None
 
-    async def serve(self, sock: socket.socket) -> int:
+    async def serve(self, *bound: Bound) -> int:
         """The whole story. Returns the exit code."""
         try:
             await put_in_force(self.settings, self.gateway.access, self.server, self._reloader)
         except SettingsError as error:
             log.error("%s", error)
             return EXIT_USAGE
-        await self.server.start(sock)
+        await self.server.start(*bound)
         self._listen_to_signals()
-        _announce(sock, self.settings)
+        _announce(bound, self.settings)
         reloading = asyncio.create_task(self._reloader.run())
         try:
             code = await self._until_the_end()
@@ -205,10 +205,12 @@ async def _first(*things: Awaitable[object]) -> None:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _announce(sock: socket.socket, settings: Settings) -> None:
-    host, port = sock.getsockname()[:2]
+def _announce(bound: Sequence[Bound], settings: Settings) -> None:
     scheme = "http" if settings.tls_cert_file is None else "https"
-    log.info("listening on %s://%s:%d, the engine is starting", scheme, host, port)
+    for sock, serves in bound:
+        host, port = sock.getsockname()[:2]
+        what = " and ".join(sorted(each.value for each in serves))
+        log.info("listening on %s://%s:%d for %s, the engine is starting", scheme, host, port, what)
 
 
 def _raise_file_limit() -> None:

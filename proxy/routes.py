@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from enum import Enum
 from typing import Final, NamedTuple
 
 from aiohttp import web
@@ -14,16 +13,9 @@ from proxy.handlers.generate import generate
 from proxy.handlers.generate_stream import generate_stream
 from proxy.handlers.infer import infer
 from proxy.handlers.stop_infer import stop_infer
+from proxy.listeners import Listener
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Listener(Enum):
-    """Routes that can have an address of their own. By default one serves all."""
-
-    SERVICE = "service"
-    MANAGEMENT = "management"
-    METRICS = "metrics"
 
 
 class Route(NamedTuple):

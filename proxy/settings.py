@@ -52,6 +52,24 @@ class Settings(BaseModel):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(1025, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    management_host: str | None = Field(
+        None, description="Address of the management routes; unset: that of `host`."
+    )
+    management_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port of the management routes (MindIE's default: 1026); unset: the main port.",
+    )
+    metrics_host: str | None = Field(
+        None, description="Address of /metrics; unset: that of `host`."
+    )
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port of /metrics (MindIE's default: 1027); unset: the main port.",
+    )
     allow_plain_http: bool = Field(
         False, description="Listen on all addresses without TLS, because a proxy in front has it."
     )
@@ -207,11 +225,13 @@ class Settings(BaseModel):
         """Refuse what would be less safe than it looks."""
         if self.tls_cert_file is None:
             _refuse_without("tls_cert_file", self, "tls_key_file", "tls_client_ca_file")
-            if listens_everywhere(self.host) and not self.allow_plain_http:
-                raise ValueError(
-                    f"host {self.host} is every address, without TLS: "
-                    "set tls_cert_file, or allow_plain_http if a proxy in front has TLS"
-                )
+            if not self.allow_plain_http:
+                for host in (self.host, self.management_host, self.metrics_host):
+                    _refuse_everywhere(host)
+        if self.management_port is None:
+            _refuse_without("management_port", self, "management_host")
+        if self.metrics_port is None:
+            _refuse_without("metrics_port", self, "metrics_host")
         if self.tls_client_ca_file is None:
             _refuse_without("tls_client_ca_file", self, "tls_crl_file")
         return self
@@ -234,6 +254,14 @@ def _refuse_without(needed: str, settings: Settings, *names: str) -> None:
     for name in names:
         if getattr(settings, name) is not None:
             raise ValueError(f"{name} has no effect without {needed}")
+
+
+def _refuse_everywhere(host: str | None) -> None:
+    if host is not None and listens_everywhere(host):
+        raise ValueError(
+            f"host {host} is every address, without TLS: "
+            "set tls_cert_file, or allow_plain_http if a proxy in front has TLS"
+        )
 
 
 def listens_everywhere(host: str) -> bool:

@@ -20,9 +20,10 @@ from proxy.engines.stream import TokenStream
 from proxy.engines.stub import StubEngine
 from proxy.gateway import Gateway
 from proxy.http_protocol import HttpProtocol
+from proxy.listeners import bind_all
 from proxy.reload import Reloader
 from proxy.security import put_in_force
-from proxy.server import HttpServer, bind
+from proxy.server import HttpServer
 from proxy.settings import Settings
 from translators.tokens import Finish, FinishReason, Token
 
@@ -40,6 +41,8 @@ class RunningGateway:
     engine: Any
     port: int
     reloader: Reloader
+    ports: list[int]
+    """The main one first, then those of its own for management and metrics, in this order."""
     deaths: list[str] = field(default_factory=list)
 
     def url(self, path: str = STREAM_PATH) -> str:
@@ -88,11 +91,11 @@ async def serving(
 
     gateway = Gateway(Settings(port=0, **settings), factory)
     server = HttpServer(build_app(gateway))
-    sock = bind("127.0.0.1", 0)
+    bound = bind_all(gateway.settings)
     reloader = Reloader(lambda what: gateway.metrics.reload_failures.labels(what).inc())
     await put_in_force(gateway.settings, gateway.access, server, reloader)
-    await server.start(sock)
-    running = RunningGateway(gateway, engine, sock.getsockname()[1], reloader)
+    await server.start(*bound)
+    running = RunningGateway(gateway, engine, bound[0].port, reloader, [b.port for b in bound])
     if started:
         await gateway.start_engine(running.deaths.append)
     try:

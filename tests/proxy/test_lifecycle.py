@@ -21,7 +21,7 @@ from proxy.engines.base import Engine, ModelInfo
 from proxy.engines.stub import StubEngine
 from proxy.gateway import State
 from proxy.lifecycle import EXIT_BIND, EXIT_ENGINE, EXIT_OK, EXIT_USAGE, Process, load_embedded
-from proxy.server import bind
+from proxy.listeners import Bound, bind
 from proxy.settings import Settings, SettingsError
 from tests.proxy.without_vllm import without_vllm
 from tests.support import (
@@ -173,11 +173,12 @@ async def test_told_to_stay_it_answers_503_until_it_is_stopped() -> None:
         assert await served.exit_code() == EXIT_ENGINE
 
 
-async def test_a_port_that_is_taken_fails_at_once() -> None:
+@pytest.mark.parametrize("option", ["--port", "--management-port", "--metrics-port"])
+async def test_a_port_that_is_taken_fails_at_once(option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         # The engine would load for ever: the port is tried first.
-        async with process("--port", str(port), model="never-starts") as served:
+        async with process(option, str(port), model="never-starts") as served:
             assert await served.exit_code() == EXIT_BIND
             assert f"cannot listen on 127.0.0.1:{port}" in served.log
             assert "Traceback" not in served.log
@@ -293,7 +294,7 @@ async def story(engine: StubEngine, **given: Any) -> int:
         return engine
 
     async with asyncio.timeout(WITHIN):
-        return await Process(settings(**given), factory).serve(bind("127.0.0.1", 0))
+        return await Process(settings(**given), factory).serve(Bound(bind("127.0.0.1", 0)))
 
 
 @pytest.mark.logs_errors
@@ -335,7 +336,7 @@ async def test_a_request_that_the_engine_is_taking_is_part_of_the_drain() -> Non
     sock = bind("127.0.0.1", 0)
     gateway_process = Process(settings(drain_timeout=WITHIN), factory)
     async with connection(sock.getsockname()[1]) as client:
-        serving = asyncio.create_task(gateway_process.serve(sock))
+        serving = asyncio.create_task(gateway_process.serve(Bound(sock)))
         await eventually(lambda: gateway_process.gateway.state is State.READY)
         client.send(request_bytes(generate_body()))
         await eventually(lambda: engine.submitted)

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from proxy.engines.stub import StubEngine, silent
-from proxy.server import bind
+from proxy.listeners import bind
 from tests.support import (
     connections,
     eventually,

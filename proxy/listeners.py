@@ -1,0 +1,100 @@
+"""Where the gateway listens: one address for everything, or more for some of its routes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+from proxy.settings import Settings
+
+_BACKLOG: Final = 1024
+
+
+class Listener(Enum):
+    """Routes that can have an address of their own. By default one serves all."""
+
+    SERVICE = "service"
+    MANAGEMENT = "management"
+    METRICS = "metrics"
+
+
+EVERYTHING: Final = frozenset(Listener)
+
+
+class Address(NamedTuple):
+    """Where to listen, and for what."""
+
+    host: str
+    port: int
+    serves: frozenset[Listener]
+
+
+class Bound(NamedTuple):
+    """A listening socket, and the routes it is for."""
+
+    socket: socket.socket
+    serves: frozenset[Listener] = EVERYTHING
+
+    @property
+    def port(self) -> int:
+        return int(self.socket.getsockname()[1])
+
+
+def addresses(settings: Settings) -> list[Address]:
+    """The main address first. What has none of its own, or the same one, shares it."""
+    wanted = {
+        Listener.SERVICE: (settings.host, settings.port),
+        Listener.MANAGEMENT: (settings.management_host, settings.management_port),
+        Listener.METRICS: (settings.metrics_host, settings.metrics_port),
+    }
+    found: list[Address] = []
+    for listener, (host, port) in wanted.items():
+        own = (host or settings.host, settings.port if port is None else port)
+        shared = next((i for i, other in enumerate(found) if _same(other, own, port)), None)
+        if shared is None:
+            found.append(Address(*own, frozenset({listener})))
+        else:
+            found[shared] = found[shared]._replace(serves=found[shared].serves | {listener})
+    return found
+
+
+def _same(other: Address, own: tuple[str, int], port: int | None) -> bool:
+    # Port 0 is a free one, each time another; a port that was not set is the main one.
+    return own == (other.host, other.port) and port != 0
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError when the address is taken or wrong."""
+    family, kind, proto, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return sock
+
+
+def bind_all(settings: Settings) -> list[Bound]:
+    """Bind every address, or none: raises OSError with the address that is taken or wrong."""
+    bound: list[Bound] = []
+    for host, port, serves in addresses(settings):
+        try:
+            bound.append(Bound(bind(host, port), serves))
+        except OSError as error:
+            close_all(bound)
+            raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    return bound
+
+
+def close_all(bound: Sequence[Bound]) -> None:
+    """Close the sockets."""
+    for each in bound:
+        each.socket.close()
