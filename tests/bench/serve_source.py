@@ -1,0 +1,31 @@
+"""The gateway over an engine of `sources`: `python -m tests.bench.serve_source NAME PORT`."""
+
+from __future__ import annotations
+
+import sys
+
+import uvloop
+
+from proxy.engines.base import Engine
+from proxy.lifecycle import Process
+from proxy.server import bind
+from proxy.settings import Settings
+from tests.bench.sources import ENGINES
+
+
+def main() -> int:
+    """Serve until a signal."""
+    name, port = sys.argv[1], int(sys.argv[2])
+
+    async def factory() -> Engine:
+        return ENGINES[name]()
+
+    async def serve() -> int:
+        settings = Settings(port=port, log_level="warning", drain_timeout=0)
+        return await Process(settings, factory).serve(bind("127.0.0.1", port))
+
+    return uvloop.run(serve())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
