@@ -88,3 +88,12 @@ clean: ## Remove environments, models, logs and the tools' caches
 	rm -rf .venv .venv-vllm-* .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache .coverage .coverage.* htmlcov build dist
 	find proxy translators tests deploy docs -name __pycache__ -prune -exec rm -rf {} +
+
+.PHONY: bench
+bench: everything ## Measure what the front end costs beside vLLM's own (quiet machine, 20 minutes)
+	$(ENGINE_ENV) $(VENV)/bin/python -m tests.bench --model .cache/models/tiny-llama \
+		--real-model .cache/models/smollm2-135m-instruct --out .cache/bench
+
+.PHONY: bench-smoke
+bench-smoke: everything ## A short benchmark that fails when a ratio is worse than its target
+	$(ENGINE_ENV) $(VENV)/bin/python -m tests.bench --smoke --model .cache/models/tiny-llama
