@@ -172,7 +172,7 @@ def test_vllm_help_is_vllms_own(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """vLLM's parser takes the word after `--help=`; its module is replaced, as it loads for long."""
+    """vLLM's parser takes the word after `--help=`. Its module is replaced: it loads for long."""
 
     class Parser(argparse.ArgumentParser):
         def parse_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""The process: start, ready, drain, death, and what its exit code says. Real signals, real ports."""
+"""The process: start, ready, drain, death, exit codes; with real signals and real ports."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def _listening_port(pid: int) -> int:
     inodes = set()
     for fd in fds.iterdir() if fds.exists() else ():
         try:
-            inodes.add(os.readlink(fd).partition("socket:[")[2].rstrip("]"))
+            inodes.add(str(fd.readlink()).partition("socket:[")[2].rstrip("]"))
         except OSError:
             continue
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:

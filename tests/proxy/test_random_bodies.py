@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import json
 import os
 import random
 from collections import Counter
@@ -86,12 +88,10 @@ def _with_nasty_values(rng: random.Random) -> bytes:
     for _ in range(rng.randint(1, 3)):
         target = rng.choice((body, body["parameters"]))
         if isinstance(target, dict):
-            key, value = rng.choice(KEYS), rng.choice(NASTY)
+            key, value = rng.choice(KEYS), copy.deepcopy(rng.choice(NASTY))
             if key != "parameters" or isinstance(value, dict):
                 target[key] = value
     # Python's own encoder writes what orjson refuses.
-    import json
-
     return json.dumps(body).encode("utf-8", "surrogatepass")
 
 
