@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from typing import Any
 
@@ -185,8 +186,47 @@ def test_json_type(value: object, name: str) -> None:
     assert json_type(value) == name
 
 
-TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 KEYS = st.text("ab你", max_size=3)
+
+
+@given(
+    st.recursive(
+        st.text('[]{}"\\\\/bn', max_size=5) | st.integers(0, 9),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEYS, inner, max_size=2),
+        max_leaves=20,
+    ),
+    st.integers(0, 14),
+    st.sampled_from([None, 1, "\t"]),
+)
+def test_depth_counts_containers_and_not_what_strings_hold(
+    value: Any, more: int, indent: int | str | None
+) -> None:
+    for _ in range(more):
+        value = [value, "]"]
+    body = json.dumps({"a": value}, indent=indent).encode()
+    if depth_of(value) <= 10:
+        assert parse_object(body, DOCUMENTED) == {"a": value}
+    else:
+        with pytest.raises(InvalidInput, match="nests more than 11 containers"):
+            parse_object(body, DOCUMENTED)
+        assert depth_of(parse_object(body, SERVER)) == 11
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_a_big_body_leaves_the_garbage_collector_as_it_was(collecting: bool) -> None:
+    big = b'{"a":[' + b"[]," * 400_000 + b"1]}"
+    (gc.enable if collecting else gc.disable)()
+    try:
+        assert len(parse_object(big, DOCUMENTED)["a"]) == 400_001
+        assert gc.isenabled() is collecting
+        with pytest.raises(InvalidInput):
+            parse_object(big + b"x", DOCUMENTED)
+        assert gc.isenabled() is collecting
+    finally:
+        gc.enable()
+
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 FLAT = (
     st.none()
     | st.booleans()
