@@ -39,6 +39,8 @@ from translators.sampling import engine_priority, resolve_sampling
 from translators.triton_infer import JSON_LENGTH_HEADER, InferRequest, read_infer, split_body
 
 _DEFAULT_PRIORITY: Final = 5
+_INLINE_BODY: Final = 1024 * 1024
+"""Bytes of a body up to which it is parsed on the loop; a larger one in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,16 @@ async def receive(gateway: Gateway, request: web.Request, model: str) -> tuple[A
     return Arrival(model, request.headers, started), body
 
 
-def parse(gateway: Gateway, body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`, if work is taken at all: in this order (contract §1)."""
-    document = parse_object(body, gateway.contract)
+async def parse(gateway: Gateway, body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`. A large one, which may take seconds, does not hold the loop."""
+    if len(body) <= _INLINE_BODY:
+        return parse_object(body, gateway.contract)
+    return await asyncio.to_thread(parse_object, body, gateway.contract)
+
+
+async def parse_work(gateway: Gateway, body: bytes) -> dict[str, Any]:
+    """The same, if work is taken at all: in this order (contract §1)."""
+    document = await parse(gateway, body)
     gateway.check_taking_work()
     return document
 
@@ -91,7 +100,7 @@ async def read_generation(gateway: Gateway, request: web.Request) -> Generation:
     settings = gateway.settings
     arrival, body = await receive(gateway, request, request.match_info["model"])
     envelope = read_envelope(
-        parse(gateway, body),
+        await parse_work(gateway, body),
         gateway.contract,
         body_limit=settings.body_limit,
         dialect=settings.triton_dialect,
@@ -110,7 +119,7 @@ async def read_token_generation(
     arrival, body = await receive(gateway, request, request.match_info["model"])
     text, binary = split_body(body, arrival.headers.get(JSON_LENGTH_HEADER))
     infer = read_infer(
-        parse(gateway, text),
+        await parse_work(gateway, text),
         binary,
         vocab_size=gateway.info.vocab_size,
         prompt_limit=gateway.prompt_limit,

@@ -97,7 +97,7 @@ class MediaTable:
             return loader.load_bytes(data)
         except MediaRefused:
             raise
-        except Exception as error:  # noqa: BLE001 - decoders raise what they like
+        except Exception as error:
             log.info("a medium could not be decoded: %s", type(error).__name__)
             raise MediaRefused(f"cannot be decoded as {kind.value}") from None
 

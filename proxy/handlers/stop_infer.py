@@ -8,8 +8,7 @@ import orjson
 from aiohttp import web
 
 from proxy.gateway import GATEWAY
-from proxy.generation import receive
-from translators.body import parse_object
+from proxy.generation import parse, receive
 from translators.errors import IncompleteGeneration
 from translators.request import required_id
 
@@ -21,7 +20,7 @@ async def stop_infer(request: web.Request) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
     with gateway.metrics.account(ROUTE) as account:
         _, body = await receive(gateway, request, request.match_info["model"])
-        document = parse_object(body, gateway.contract)
+        document = await parse(gateway, body)
         if not gateway.live.stop(required_id(document)):
             raise IncompleteGeneration("there is no live request with this id")
         account.succeeded()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,8 @@ from proxy.engines.stub import STUB_INFO, StubEngine
 from proxy.gateway import State
 from tests.proxy.test_app import assert_error
 from tests.support import (
+    MODEL,
+    STREAM_PATH,
     connection,
     exchange,
     generate_body,
@@ -19,6 +22,8 @@ from tests.support import (
     request_bytes,
     serving,
 )
+from translators.body import parse_object
+from translators.contract import Contract
 
 OTHER_MODEL = "/v2/models/other/generate_stream"
 
@@ -89,6 +94,23 @@ async def test_the_prompt_is_counted_before_the_parameters_are_checked() -> None
         error = assert_error(await post(running.port, body), 424, "Generation Error")
         assert "3 prompt tokens" in error
         assert not running.engine.submitted
+
+
+@pytest.mark.parametrize(("padding", "on_the_loop"), [(0, True), (1024 * 1024, False)])
+@pytest.mark.parametrize("path", [STREAM_PATH, f"/v2/models/{MODEL}/stopInfer"])
+async def test_a_large_body_does_not_hold_the_loop(
+    path: str, padding: int, on_the_loop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def watched(body: bytes, contract: Contract) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return parse_object(body, contract)
+
+    monkeypatch.setattr("proxy.generation.parse_object", watched)
+    async with serving() as running:
+        await post(running.port, generate_body(padding="x" * padding), path)
+    assert [thread is threading.current_thread() for thread in threads] == [on_the_loop]
 
 
 async def test_the_engine_is_asked_last() -> None:

@@ -12,7 +12,7 @@ from tests.translators.requests import BOTH, body, envelope_of
 from translators.contract import DOCUMENTED, SERVER, Contract
 from translators.errors import InvalidInput
 from translators.media import check_modalities
-from translators.request import read_id, read_parameters, usable_id, utf16_units
+from translators.request import read_id, read_parameters, required_id, usable_id, utf16_units
 
 ALL_LETTERS = string.ascii_letters + string.digits + "_-"
 GOOD_IDS = ["a123", "0", "-", "_", ALL_LETTERS, "x" * 256]
@@ -62,6 +62,13 @@ def test_a_header_that_could_be_no_id_is_not_used(header: str | None) -> None:
 def test_the_id_alone() -> None:
     assert read_id({"id": "a"}) == "a"
     assert read_id({}) is None
+    assert required_id({"id": "a"}) == "a"
+
+
+@pytest.mark.parametrize("document", [{}, {"id": None}])
+def test_an_id_that_must_be_there(document: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match='"id" must be the id of a live request, got nothing'):
+        required_id(document)
 
 
 def test_the_id_is_checked_before_the_text() -> None:
