@@ -15,6 +15,8 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from proxy import mindie_metrics as mindie
+from proxy.metrics import Metrics
 from proxy.routes import ROUTES
 from proxy.settings import ENV_PREFIX, Settings
 from translators import errors
@@ -153,6 +155,34 @@ def settings() -> str:
     return table(["option", "environment", "default", "meaning"], rows)
 
 
+def metrics() -> str:
+    """The gateway's own metrics, from a registry."""
+    rows = [
+        [
+            _code(family.name + "_total" * (family.type == "counter")),
+            family.type,
+            family.documentation,
+        ]
+        for family in Metrics().registry.collect()
+    ]
+    return table(["name", "type", "meaning"], rows)
+
+
+def mindie_metrics() -> str:
+    """MindIE's own metrics that are shown."""
+    rows = [
+        [_code(f.name), f.kind, f.meaning, " ".join(f"{bound:g}" for bound in f.buckets)]
+        for f in mindie.TABLE
+    ]
+    return table(["name", "type", "meaning", "buckets"], rows)
+
+
+def absent_metrics() -> str:
+    """MindIE's own metrics for which there is no figure."""
+    rows = [[_code(name), why] for name, why in mindie.ABSENT.items()]
+    return table(["name", "why it is absent"], rows)
+
+
 def routes() -> str:
     """Every route, from the table of routes."""
     rows = [
@@ -172,6 +202,9 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "differences": differences,
     "dialect": dialect,
     "failures": failures,
+    "metrics": metrics,
+    "mindie_metrics": mindie_metrics,
+    "absent_metrics": absent_metrics,
     "routes": routes,
     "settings": settings,
 }

@@ -18,6 +18,7 @@ from proxy.engines.base import Engine, ModelInfo
 from proxy.live import LiveRequests
 from proxy.media.build import media_desk
 from proxy.metrics import Metrics
+from proxy.mindie_metrics import MindieMetrics
 from proxy.probe import Probe, take_one_token
 from proxy.settings import Settings
 from translators.contract import MAX_PROMPT_TOKENS
@@ -87,6 +88,10 @@ class Gateway:
         self._engine = await self._engine_factory()
         self._info = await self._engine.start(on_death)
         self._set_limits(self._info.max_num_seqs)
+        if self.settings.mindie_metrics:
+            self.metrics.show_mindie(
+                MindieMetrics(self._info.names[0], load=self._engine.load, waiting=self._waiting)
+            )
         self.media.warn_about_disk(self._info.media)
         if self.state is State.STARTING:
             self.enter(State.READY)

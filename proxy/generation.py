@@ -69,11 +69,18 @@ class Arrival:
     """Loop time at which its handling began."""
 
 
-async def receive(gateway: Gateway, request: web.Request, model: str) -> tuple[Arrival, bytes]:
-    """Check the model, then take the body in. Raises what `read_body` raises."""
+async def receive(
+    gateway: Gateway, request: web.Request, model: str, account: Account | None = None
+) -> tuple[Arrival, bytes]:
+    """Check the model, then take the body in. Raises what `read_body` raises.
+
+    `account` is that of a generation: its handling begins once the model is known.
+    """
     settings = gateway.settings
     started = asyncio.get_running_loop().time()
     gateway.check_model(model)
+    if account is not None:
+        account.began()
     body = await read_body(request, limit=settings.body_limit, timeout=settings.body_timeout)
     return Arrival(model, request.headers, started), body
 
@@ -92,13 +99,13 @@ async def parse_work(gateway: Gateway, body: bytes) -> dict[str, Any]:
     return document
 
 
-async def read_generation(gateway: Gateway, request: web.Request) -> Generation:
+async def read_generation(gateway: Gateway, request: web.Request, account: Account) -> Generation:
     """Check everything in the order of contract §1; the first failure is raised.
 
     model → JSON → shutting down → id → text_input → media → token count → parameters.
     """
     settings = gateway.settings
-    arrival, body = await receive(gateway, request, request.match_info["model"])
+    arrival, body = await receive(gateway, request, request.match_info["model"], account)
     envelope = read_envelope(
         await parse_work(gateway, body),
         gateway.contract,
@@ -113,10 +120,10 @@ async def read_generation(gateway: Gateway, request: web.Request) -> Generation:
 
 
 async def read_token_generation(
-    gateway: Gateway, request: web.Request
+    gateway: Gateway, request: web.Request, account: Account
 ) -> tuple[Generation, InferRequest]:
     """The same for a prompt of token ids (contract §7, infer)."""
-    arrival, body = await receive(gateway, request, request.match_info["model"])
+    arrival, body = await receive(gateway, request, request.match_info["model"], account)
     text, binary = split_body(body, arrival.headers.get(JSON_LENGTH_HEADER))
     infer = read_infer(
         await parse_work(gateway, text),
@@ -201,6 +208,8 @@ async def running(
             # The first token is awaited since then, wherever the request waited.
             stream.last_push = queued
         account.accepted(len(generation.engine_request.prompt))
+        if account.observer is not None:
+            stream.observe(account.observer)
         with (
             gateway.live.tracked(generation.client_id, stream),
             watched(stream, token, e2e, generation.started),

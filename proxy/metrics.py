@@ -8,7 +8,7 @@ figures in the process's default registry, and `/metrics` shows both.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
@@ -21,7 +21,9 @@ from prometheus_client import (
     generate_latest,
 )
 
+from proxy.mindie_metrics import MindieMetrics
 from translators.errors import GatewayError
+from translators.tokens import Token
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 _LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -40,6 +42,8 @@ class Metrics:
     """All metrics of one gateway."""
 
     def __init__(self) -> None:
+        self.mindie: MindieMetrics | None = None
+        """MindIE's own names; see `show_mindie`."""
         self.registry = registry = CollectorRegistry()
         self.received = Counter(
             "mindie_gateway_requests_received",
@@ -117,6 +121,11 @@ class Metrics:
             registry=registry,
         )
 
+    def show_mindie(self, books: MindieMetrics) -> None:
+        """Keep and show MindIE's own names as well."""
+        self.mindie = books
+        self.registry.register(books)
+
     def render(self) -> bytes:
         """Prometheus text of this gateway and of the process's default registry."""
         return generate_latest(self.registry) + generate_latest(REGISTRY)
@@ -141,7 +150,8 @@ class Metrics:
         finally:
             self.in_flight.labels(route).dec()
             self.finished.labels(route, account.outcome).inc()
-            self.duration.labels(route).observe(time.monotonic() - account.started)
+            self.duration.labels(route).observe(account.elapsed)
+            account.closed()
 
 
 class Account:
@@ -150,30 +160,59 @@ class Account:
     def __init__(self, metrics: Metrics, route: str) -> None:
         self._metrics = metrics
         self._route = route
-        self._accepted = False
+        self._mindie: MindieMetrics | None = None
+        self._prompt_tokens: int | None = None
         self.outcome = Outcome.CANCELLED
         self.started = time.monotonic()
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start of handling."""
+        return time.monotonic() - self.started
+
+    def began(self) -> None:
+        """The request is one for a served model: from here on MindIE's names count it."""
+        self._mindie = self._metrics.mindie
+        if self._mindie is not None:
+            self._mindie.received()
+
     def accepted(self, prompt_tokens: int) -> None:
         """The engine has taken the request."""
-        self._accepted = True
+        self._prompt_tokens = prompt_tokens
         self._metrics.prompt_tokens.inc(prompt_tokens)
+        if self._mindie is not None:
+            self._mindie.accepted(prompt_tokens)
+
+    @property
+    def observer(self) -> Callable[[Token], None] | None:
+        """What wants to see each token as it comes; None while nobody does."""
+        return None if self._mindie is None else _later_tokens(self._mindie)
 
     def first_token(self) -> None:
         """The first token has arrived here."""
-        elapsed = time.monotonic() - self.started
+        elapsed = self.elapsed
         self._metrics.first_token.labels(self._route).observe(elapsed)
+        if self._mindie is not None:
+            self._mindie.first_token(self._prompt_tokens or 0, elapsed)
 
     def generated(self, tokens: int) -> None:
         """Tokens that went out; called once, at the end."""
         self._metrics.generated_tokens.inc(tokens)
+        if self._mindie is not None:
+            self._mindie.generated(tokens)
+
+    def closed(self) -> None:
+        """The books of this request are closed."""
+        if self._mindie is not None:
+            succeeded = self.outcome is Outcome.SUCCEEDED
+            self._mindie.ended(succeeded=succeeded, seconds=self.elapsed)
 
     def succeeded(self) -> None:
         self.outcome = Outcome.SUCCEEDED
 
     def refused_or_failed(self, error: GatewayError) -> None:
         """An error before the first byte. What the engine has taken is not refused any more."""
-        refused = not self._accepted and (error.status < 500 or error.status == 503)
+        refused = self._prompt_tokens is None and (error.status < 500 or error.status == 503)
         self.outcome = Outcome.REFUSED if refused else Outcome.FAILED
         self._count(error)
 
@@ -184,3 +223,16 @@ class Account:
 
     def _count(self, error: GatewayError) -> None:
         self._metrics.errors.labels(self._route, error.status, error.error_type).inc()
+
+
+def _later_tokens(mindie: MindieMetrics) -> Callable[[Token], None]:
+    """Times between tokens: the first one has none before it."""
+    first = True
+
+    def observe(token: Token) -> None:
+        nonlocal first
+        if not first:
+            mindie.next_token(token.latency)
+        first = False
+
+    return observe

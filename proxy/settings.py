@@ -210,6 +210,9 @@ class Settings(BaseModel):
         description="How tokens leave vLLM: each with its own times, or from vLLM's collectors, "
         "which may merge some.",
     )
+    mindie_metrics: bool = Field(
+        False, description="Show MindIE's own metric names on /metrics too, for old dashboards."
+    )
     log_level: str = Field(
         "info", pattern="^(debug|info|warning|error)$", description="debug, info, warning, error."
     )

@@ -32,6 +32,7 @@ class TokenStream:
         self._waiter: asyncio.Future[None] | None = None
         self._waiting = False
         self._taker: Callable[[Token], bool] | None = None
+        self._observer: Callable[[Token], None] | None = None
         self._error: GatewayError | None = None
         self._ended = False
         self.last_push = self._loop.time()
@@ -42,6 +43,8 @@ class TokenStream:
         if self._ended:
             return
         self.last_push = self._loop.time()
+        if self._observer is not None:
+            self._observer(token)
         if token.finish is not None:
             self._ended = True
         elif self._waiting and self._taker is not None and self._taker(token):
@@ -73,6 +76,12 @@ class TokenStream:
         took the token.
         """
         self._taker = taker
+
+    def observe(self, observer: Callable[[Token], None]) -> None:
+        """Show every token to `observer` as it comes, and now those that nobody has taken yet."""
+        for token in self._pending:
+            observer(token)
+        self._observer = observer
 
     def raise_if_failed(self) -> None:
         """Reader side: raise what broke the stream, once all tokens before it are taken."""

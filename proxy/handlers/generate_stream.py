@@ -19,7 +19,7 @@ async def generate_stream(request: web.Request) -> web.StreamResponse:
     """One frame per token, as server-sent events."""
     gateway = request.app[GATEWAY]
     with gateway.metrics.account(ROUTE) as account:
-        generation = await read_generation(gateway, request)
+        generation = await read_generation(gateway, request, account)
         async with running(gateway, generation, account) as stream:
             frames = _translator(gateway, generation)
             writer = FrameWriter(request, write_timeout=gateway.settings.write_timeout)

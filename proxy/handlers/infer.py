@@ -18,7 +18,7 @@ async def infer(request: web.Request) -> web.StreamResponse:
     """Token ids in, token ids out, as KServe tensors."""
     gateway = request.app[GATEWAY]
     with gateway.metrics.account(ROUTE) as account:
-        generation, tensors = await read_token_generation(gateway, request)
+        generation, tensors = await read_token_generation(gateway, request, account)
         answer = TritonInfer(request_id=generation.client_id, output_name=tensors.output_name)
         async with running(gateway, generation, account, whole=True) as stream:
             return await collect_answer(stream, answer, account)
