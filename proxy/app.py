@@ -11,6 +11,7 @@ from aiohttp import web
 
 from proxy import SERVER_NAME
 from proxy.access import Group
+from proxy.body_memory import SHARE
 from proxy.gateway import GATEWAY, Gateway
 from proxy.listeners import EVERYTHING, Listener
 from proxy.routes import ROUTES, Handler
@@ -59,11 +60,19 @@ async def _no_route(request: web.Request) -> web.StreamResponse:
 
 
 def guarded(handler: Handler, group: Group) -> Handler:
-    """`handler` behind the keys of `group`; it finds the key's name in `request[CALLER]`."""
+    """`handler` behind the keys of `group`, with a share of the memory for bodies.
+
+    The handler finds the key's name in `request[CALLER]`.
+    """
 
     @functools.wraps(handler)
     async def entrance(request: web.Request) -> web.StreamResponse:
-        with request.app[GATEWAY].access.entry(group, request.headers) as caller:
+        gateway = request.app[GATEWAY]
+        with (
+            gateway.access.entry(group, request.headers) as caller,
+            gateway.bodies.share() as share,
+        ):
+            request[SHARE] = share
             if caller is not None:
                 request[CALLER] = caller
             return await handler(request)

@@ -14,6 +14,8 @@ from aiohttp import web
 
 from proxy.access import Access
 from proxy.admission import OVERLOADED, RETRY_AFTER, Admission
+from proxy.body_memory import BodyMemory
+from proxy.connections import Connections
 from proxy.engines.base import Engine, ModelInfo
 from proxy.live import LiveRequests
 from proxy.media.build import media_desk
@@ -55,6 +57,8 @@ class Gateway:
         self.metrics = Metrics()
         self.access = Access()
         self.admission = Admission()
+        self.bodies = BodyMemory(settings.body_memory)
+        self.connections = Connections(settings.max_connections, self.metrics.evicted.inc)
         self.live = LiveRequests()
         self.probe = Probe(self._take_one_token)
         self.created = int(time.time())
@@ -68,6 +72,8 @@ class Gateway:
         self._warned_priority = False
         self.metrics.ready.set_function(lambda: self.obstacle is None)
         self.metrics.waiting.set_function(self._waiting)
+        self.metrics.connections.set_function(lambda: len(self.connections))
+        self.metrics.body_bytes.set_function(lambda: self.bodies.in_use)
 
     @property
     def engine(self) -> Engine:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from aiohttp import web
 from aiohttp.http import RawRequestMessage
 from aiohttp.web_request import BaseRequest
 
+from proxy.admission import RETRY_AFTER
 from proxy.app import error_response, mark
+from proxy.connections import Connections, Deadline
 from proxy.departure import has_left
+from proxy.gateway import Gateway
 from proxy.listeners import EVERYTHING, Listener
-from translators.errors import BadRequest, GatewayError, IncompleteGeneration
+from translators.errors import BadRequest, GatewayError, IncompleteGeneration, ServiceUnavailable
 
 log = logging.getLogger(__name__)
 
 _PARTING: Final = 0.1
-"""Seconds in which a client that sends no more still gets what it asked for."""
+"""Seconds in which a client that sends no more, or is turned away, still gets its answer."""
 _LOOK: Final = 0.25
 """Seconds between looks at whether a client is still there while it is not read."""
 _UNREAD: Final = 10.0
@@ -34,8 +37,57 @@ class HttpProtocol(web.RequestHandler):
     _guard: asyncio.TimerHandle | None = None
     _look: asyncio.TimerHandle | None = None
 
+    def __init__(
+        self, server: web.Server, *, connections: Connections, head_timeout: float, **options: Any
+    ) -> None:
+        super().__init__(server, **options)
+        self._connections = connections
+        self._head = Deadline(head_timeout, self.give_way)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self._connections.opened(self):
+            self._head.start()
+        else:
+            self._turn_away()
+
+    def _turn_away(self) -> None:
+        """All connections are answering: say so, without a look at the request."""
+        transport = cast(asyncio.Transport, self.transport)
+        # What the client sends is read and dropped: left unread, it would cost it our answer.
+        self._force_close = True
+        transport.write(_no_room())
+        if transport.can_write_eof():
+            transport.write_eof()
+        self._later(_PARTING, transport.abort)
+
+    def give_way(self) -> None:
+        """Close at once: the client has sent nothing whole in all this time."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    async def _handle_request(self, *args: Any) -> Any:
+        # Between two requests the connection waits for its client.
+        self.answers()
+        try:
+            return await super()._handle_request(*args)
+        finally:
+            self.waits()
+
+    def answers(self) -> None:
+        """The client has sent what is needed; it is for us to answer."""
+        self._head.cancel()
+        self._connections.answers(self)
+
+    def waits(self) -> None:
+        """It is for the client to send something."""
+        self._connections.waits(self)
+
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self._waiter is not None and not self._waiter.done():
+            # Some of a head, not all of it: however slowly it goes on, it ends in time.
+            self._head.start()
         if self._messages and not isinstance(self._messages[-1][0], RawRequestMessage):
             self._break_body()
 
@@ -85,6 +137,8 @@ class HttpProtocol(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
+        self._connections.closed(self)
+        self._head.cancel()
         for timer in (self._guard, self._look):
             if timer is not None:
                 timer.cancel()
@@ -123,14 +177,32 @@ class HttpProtocol(web.RequestHandler):
         return response
 
 
+def _no_room() -> bytes:
+    error = ServiceUnavailable("too many connections at once", retry_after=RETRY_AFTER)
+    response = error_response(error)
+    mark(response)
+    response.headers["Connection"] = "close"
+    response.headers["Content-Length"] = str(len(error.body()))
+    head = "".join(f"{name}: {value}\r\n" for name, value in response.headers.items())
+    return f"HTTP/1.1 503 Service Unavailable\r\n{head}\r\n".encode() + error.body()
+
+
 def protocol_factory(
-    server: web.Server, serves: frozenset[Listener], **options: Any
+    server: web.Server, gateway: Gateway, serves: frozenset[Listener], **options: Any
 ) -> Callable[[], HttpProtocol]:
     """A factory of connections for `loop.create_server`; `options` are aiohttp's."""
     loop = asyncio.get_running_loop()
 
     def connection() -> HttpProtocol:
-        protocol = HttpProtocol(server, loop=loop, **options)
+        protocol = HttpProtocol(
+            server,
+            loop=loop,
+            connections=gateway.connections,
+            head_timeout=gateway.settings.head_timeout,
+            access_log=None,
+            keepalive_timeout=gateway.settings.keepalive_timeout,
+            **options,
+        )
         protocol.serves = serves
         return protocol
 

@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 
 from proxy.settings import Settings
 
-_BACKLOG: Final = 1024
+BACKLOG: Final = 4096
+"""Connections that the kernel keeps until they are accepted; beyond it they wait for seconds."""
 
 
 class Listener(Enum):
@@ -74,7 +75,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        sock.listen(_BACKLOG)
+        sock.listen(BACKLOG)
     except OSError:
         sock.close()
         raise

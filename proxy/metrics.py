@@ -103,6 +103,21 @@ class Metrics:
             buckets=_LATENCY_BUCKETS,
             registry=registry,
         )
+        self.connections = Gauge(
+            "mindie_gateway_connections",
+            "Open connections.",
+            registry=registry,
+        )
+        self.evicted = Counter(
+            "mindie_gateway_connections_evicted",
+            "Connections closed to make room for others, while they waited for their client.",
+            registry=registry,
+        )
+        self.body_bytes = Gauge(
+            "mindie_gateway_body_bytes",
+            "Bytes of request bodies held in memory.",
+            registry=registry,
+        )
         self.access_refused = Counter(
             "mindie_gateway_access_refused",
             "Requests refused for their API key, by status: 401, 403, 429.",

@@ -9,7 +9,7 @@ from pydantic import SecretStr
 from proxy.access import Access, Group
 from proxy.api_keys import KeysError, read_keys
 from proxy.reload import Reloader
-from proxy.server import HttpServer
+from proxy.server import HttpServer, Tls
 from proxy.settings import Settings, SettingsError
 from proxy.tls import tls_context, tls_files
 
@@ -51,4 +51,6 @@ class _TlsReader:
         self._server = server
 
     async def __call__(self) -> None:
-        await self._server.use_tls(tls_context(self._settings))
+        service = tls_context(self._settings)
+        others = tls_context(self._settings, ask_clients=False)
+        await self._server.use_tls(Tls(service, others))

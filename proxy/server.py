@@ -6,21 +6,31 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiohttp import web
 
+from proxy.gateway import GATEWAY
 from proxy.http_protocol import protocol_factory
-from proxy.listeners import Bound, Listener, close_all
+from proxy.listeners import BACKLOG, Bound, Listener, close_all
 
-_KEEPALIVE: Final = 75.0
-"""Seconds an idle connection is kept: more than what proxies in front keep theirs."""
 _HANDSHAKE: Final = 10.0
 """Seconds for a client to finish its TLS handshake."""
 CLOSE_TIMEOUT: Final = 5.0
 """Seconds that closing all connections may take at the end."""
 _LAST_ANSWERS: Final = 0.5
 """Seconds that handlers get to end by themselves, and again once cancelled; within the above."""
+
+
+class Tls(NamedTuple):
+    """The contexts in force, None for plain HTTP.
+
+    Only those who call the service show a certificate: kubelets and Prometheus,
+    who come to listeners of their own, have none.
+    """
+
+    service: ssl.SSLContext | None = None
+    others: ssl.SSLContext | None = None
 
 
 class HttpServer:
@@ -31,7 +41,8 @@ class HttpServer:
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=_LAST_ANSWERS
         )
-        self._tls: ssl.SSLContext | None = None
+        self._gateway = app[GATEWAY]
+        self._tls = Tls()
         self._bound: tuple[Bound, ...] = ()
         self._listeners: list[asyncio.Server] = []
 
@@ -41,9 +52,9 @@ class HttpServer:
         self._bound = bound
         await self._listen()
 
-    async def use_tls(self, context: ssl.SSLContext | None) -> None:
-        """Meet new connections with `context` from now on; the open ones go on."""
-        self._tls = context
+    async def use_tls(self, tls: Tls) -> None:
+        """Meet new connections with these contexts from now on; the open ones go on."""
+        self._tls = tls
         if self._listeners:
             await self._listen()
 
@@ -58,14 +69,14 @@ class HttpServer:
     async def _listener(self, sock: socket.socket, serves: frozenset[Listener]) -> asyncio.Server:
         server = self._runner.server
         assert server is not None
-        factory = protocol_factory(
-            server, serves, access_log=None, auto_decompress=False, keepalive_timeout=_KEEPALIVE
-        )
-        loop = asyncio.get_running_loop()
-        if self._tls is None:
-            return await loop.create_server(factory, sock=sock)
-        return await loop.create_server(
-            factory, sock=sock, ssl=self._tls, ssl_handshake_timeout=_HANDSHAKE
+        factory = protocol_factory(server, self._gateway, serves, auto_decompress=False)
+        context = self._tls.service if Listener.SERVICE in serves else self._tls.others
+        return await asyncio.get_running_loop().create_server(
+            factory,
+            sock=sock,
+            backlog=BACKLOG,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else _HANDSHAKE,
         )
 
     def stop_listening(self) -> None:

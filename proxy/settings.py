@@ -119,6 +119,11 @@ class Settings(BaseModel):
     body_limit: int = Field(
         40 * 1024 * 1024, ge=1024, description="Largest request body in bytes; more is 413."
     )
+    body_memory: int = Field(
+        512 * 1024 * 1024,
+        ge=1024,
+        description="Bytes of all request bodies together; beyond them 503.",
+    )
     max_input_token_len: int | None = Field(
         None, ge=1, description="Most prompt tokens; unset: what the model's context allows."
     )
@@ -144,6 +149,18 @@ class Settings(BaseModel):
     )
     write_timeout: float = Field(
         60.0, gt=0, description="Seconds a client may refuse to read before it is dropped."
+    )
+    head_timeout: float = Field(
+        15.0, gt=0, description="Seconds a client may take to send a request's head."
+    )
+    keepalive_timeout: float = Field(
+        75.0, gt=0, description="Seconds an idle connection is kept; more than a proxy in front."
+    )
+    max_connections: int = Field(
+        4096,
+        ge=1,
+        description="Connections at once; beyond them the one that has waited longest for its "
+        "client is closed.",
     )
     body_timeout: float = Field(
         60.0, gt=0, description="Seconds a client may take to send its request body."
@@ -235,6 +252,8 @@ class Settings(BaseModel):
             _refuse_without("management_port", self, "management_host")
         if self.metrics_port is None:
             _refuse_without("metrics_port", self, "metrics_host")
+        if self.body_memory < self.body_limit:
+            raise ValueError("body_memory holds no body of body_limit bytes")
         if self.tls_client_ca_file is None:
             _refuse_without("tls_client_ca_file", self, "tls_crl_file")
         return self

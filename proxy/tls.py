@@ -14,8 +14,8 @@ _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3
 def tls_context(settings: Settings, *, ask_clients: bool = True) -> ssl.SSLContext | None:
     """A new context from the files as they are now, or None for plain HTTP.
 
-    With a CA for clients and `ask_clients`, a connection needs a certificate
-    that this CA signed and its CRL does not revoke. Raises SettingsError naming
+    With a CA for clients and unless not to `ask_clients`, a connection needs a
+    certificate that this CA signed and its CRL does not revoke. Raises SettingsError naming
     what cannot be used.
     """
     if settings.tls_cert_file is None:
