@@ -18,7 +18,7 @@ from proxy.gateway import EngineFactory, Gateway, State
 from proxy.listeners import Bound, bind_all
 from proxy.reload import Reloader
 from proxy.security import put_in_force
-from proxy.server import CLOSE_TIMEOUT, HttpServer
+from proxy.server import CLOSE_TIMEOUT, HttpServer, allow_open_files
 from proxy.settings import NO_VLLM, Settings, SettingsError
 from translators.errors import IncompleteGeneration, ServiceUnavailable
 
@@ -49,6 +49,8 @@ def run(settings: Settings, model: str | None, engine_flags: list[str]) -> int:
 
     _configure_logging(settings.log_level)
     _raise_file_limit()
+
+    allow_open_files(settings.max_connections)
 
     async def embedded() -> Engine:
         return await load_embedded(settings, model, engine_flags)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import resource
 import socket
 import ssl
 from typing import Final, NamedTuple
@@ -14,6 +16,10 @@ from proxy.gateway import GATEWAY
 from proxy.http_protocol import protocol_factory
 from proxy.listeners import BACKLOG, Bound, Listener, close_all
 
+log = logging.getLogger(__name__)
+
+_OTHER_FILES: Final = 1024
+"""Open files beside the connections: libraries, devices, the engine's processes."""
 _HANDSHAKE: Final = 10.0
 """Seconds for a client to finish its TLS handshake."""
 CLOSE_TIMEOUT: Final = 5.0
@@ -31,6 +37,20 @@ class Tls(NamedTuple):
 
     service: ssl.SSLContext | None = None
     others: ssl.SSLContext | None = None
+
+
+def allow_open_files(connections: int) -> None:
+    """Let the process hold that many connections, as far as the system permits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES
+    if soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+    if allowed < wanted:
+        log.warning(
+            "the system permits %d open files, %d connections want %d", allowed, connections, wanted
+        )
 
 
 class HttpServer:

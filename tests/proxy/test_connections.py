@@ -8,11 +8,13 @@ import resource
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 
 from proxy.connections import Connections
 from proxy.engines.stub import StubEngine, silent
+from proxy.server import allow_open_files
 from proxy.settings import Settings
 from tests.support import (
     STREAM_PATH,
@@ -215,12 +217,32 @@ async def test_where_all_are_answering_the_next_is_turned_away() -> None:
 
 
 @pytest.fixture
-def many_files() -> Iterator[None]:
-    """Both ends of two thousand connections are in this process."""
+def file_limit() -> Iterator[tuple[int, int]]:
+    """The limits on open files; put back at the end."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    yield
+    yield soft, hard
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def many_files(file_limit: tuple[int, int]) -> None:
+    """Both ends of two thousand connections are in this process."""
+    allow_open_files(2000)
+
+
+def test_the_limit_on_open_files_is_raised_as_far_as_it_goes(
+    file_limit: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, hard = file_limit
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    allow_open_files(100)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (1124, hard)
+    assert not caplog.records
+    allow_open_files(10)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (1124, hard)
+    allow_open_files(hard)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    assert f"{hard} connections want {hard + 1024}" in caplog.text
 
 
 HEAD = b"POST " + STREAM_PATH.encode() + b" HTTP/1.1\r\nHost: x\r\nX-Slow: "
@@ -311,5 +333,6 @@ async def test_a_body_counts_until_its_request_ends() -> None:
 
 
 def test_memory_that_holds_no_whole_body_is_refused() -> None:
+    sizes: dict[str, Any] = {"body_limit": 2000, "body_memory": 1999}
     with pytest.raises(ValueError, match="body_memory holds no body of body_limit bytes"):
-        Settings(body_limit=2000, body_memory=1999)
+        Settings(**sizes)
