@@ -17,7 +17,7 @@ from proxy.engines.stub import StubEngine
 from proxy.settings import Settings, SettingsError
 from proxy.tls import tls_context
 from tests.certificates import Authority
-from tests.support import RawResponse, exchange, request_bytes, serving
+from tests.support import RawResponse, exchange, get_bytes, request_bytes, serving
 from translators.tokens import Finish, FinishReason, Token
 
 BODY = {"text_input": "one two", "parameters": {"max_new_tokens": 3}}
@@ -127,6 +127,22 @@ def test_only_clients_of_the_authority_get_in(run: Run, authority: Authority) ->
                 with pytest.raises(REFUSED):
                     await ask(running.port, unknown)
             assert (await ask(running.port, known)).status == 200
+
+    run(body())
+
+
+def test_probes_and_prometheus_need_no_certificate_on_listeners_of_their_own(
+    run: Run, authority: Authority
+) -> None:
+    async def body() -> None:
+        settings = served_by(authority) | {"tls_client_ca_file": authority.file}
+        async with serving(management_port=0, metrics_port=0, **settings) as running:
+            service, management, metrics = running.ports
+            for port, path in ((management, "/v2/health/ready"), (metrics, "/metrics")):
+                response = await exchange(port, get_bytes(path), tls=authority.client())
+                assert response.status == 200
+            with pytest.raises(REFUSED):
+                await ask(service, authority.client())
 
     run(body())
 
