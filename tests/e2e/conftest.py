@@ -1,0 +1,76 @@
+"""One vLLM for the whole session, behind a gateway in this very process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.e2e.herd import Herd, started_herd
+from tests.e2e.plugin import install_plugin
+from tests.e2e.support import NAMES, RealGateway
+from tests.support import MODEL, serving
+
+MODELS = Path(__file__).parents[2] / ".cache" / "models"
+"""Where `make models` puts them."""
+ENGINE_FLAGS = (
+    *("--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "16"),
+    "--enforce-eager",
+    *("--served-model-name", *NAMES),
+)
+
+
+def prepared(variable: str, folder: str) -> Path:
+    path = Path(os.environ.get(variable) or MODELS / folder)
+    if not (path / "config.json").is_file():
+        pytest.fail(f"no model in {path}: run `make models`, or set {variable}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Path:
+    """SmolLM2-135M-Instruct."""
+    return prepared("TEST_MODEL", "smollm2-135m-instruct")
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Path:
+    """One layer of random weights: starts in seconds and makes thousands of tokens a second."""
+    return prepared("TEST_TINY_MODEL", "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def engine_environment() -> Iterator[dict[str, str]]:
+    """vLLM's environment here: a small cache, and no more in the log than warnings."""
+    wanted = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_LOGGING_LEVEL": "WARNING"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in wanted.items():
+            patch.setenv(name, os.environ.get(name, value))
+        yield dict(os.environ)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def real(model_path: Path, engine_environment: dict[str, str]) -> AsyncIterator[RealGateway]:
+    """The gateway on the real model. Nothing runs in it at the beginning of a test."""
+    from proxy.engines.embedded import parse_engine_args
+    from tests.e2e.engines import SharedEngine
+
+    engine = SharedEngine(parse_engine_args(str(model_path), list(ENGINE_FLAGS)))
+    async with serving(engine) as running:
+        assert running.gateway.info.names[0] == MODEL
+        yield RealGateway(running, engine)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def herd(
+    tiny_model: Path,
+    engine_environment: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[Herd]:
+    """Four gateway processes on the tiny model."""
+    plugin = install_plugin(tmp_path_factory.mktemp("site"))
+    async with started_herd(tiny_model, engine_environment, plugin) as started:
+        yield started

@@ -1,0 +1,57 @@
+"""The gateway processes of the session, started all at once: starting is what takes long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.e2e.plugin import OPTION, InstalledPlugin
+from tests.e2e.process import GatewayProcess, gateway_process
+
+BLOCKS = 9
+"""KV cache blocks of 128 tokens, of which vLLM keeps one: less than four texts of 400 need."""
+ROOMY = ("--num-gpu-blocks-override", "256")
+CRAMPED = (
+    *("--num-gpu-blocks-override", str(BLOCKS), "--max-model-len", "512"),
+    *("--no-enable-prefix-caching", "--scheduling-policy", "fcfs", OPTION),
+)
+
+
+@dataclass(frozen=True)
+class Herd:
+    """Each is for one test to use up, but the last, which all may use."""
+
+    mortal: GatewayProcess
+    """Ends with its engine."""
+    staying: GatewayProcess
+    """Stays when its engine has died."""
+    draining: GatewayProcess
+    cramped: GatewayProcess
+    """Very little KV cache, no priorities, and a platform that comes as a plugin."""
+    plugin: InstalledPlugin
+
+
+@asynccontextmanager
+async def started_herd(
+    model: Path, environment: dict[str, str], plugin: InstalledPlugin
+) -> AsyncIterator[Herd]:
+    """Start all, and wait until all are ready."""
+    plans: tuple[tuple[tuple[str, ...], dict[str, str]], ...] = (
+        (ROOMY, {}),
+        ((*ROOMY, "--stay-after-engine-death"), {}),
+        (ROOMY, {}),
+        (CRAMPED, plugin.environment),
+    )
+    async with AsyncExitStack() as stack:
+        processes = [
+            await stack.enter_async_context(
+                gateway_process(model, *flags, environment={**environment, **own})
+            )
+            for flags, own in plans
+        ]
+        await asyncio.gather(*(process.ready() for process in processes))
+        mortal, staying, draining, cramped = processes
+        yield Herd(mortal, staying, draining, cramped, plugin)
