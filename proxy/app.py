@@ -12,6 +12,7 @@ from aiohttp import web
 from proxy import SERVER_NAME
 from proxy.access import Group
 from proxy.body_memory import SHARE
+from proxy.departure import ClientGone
 from proxy.gateway import GATEWAY, Gateway
 from proxy.listeners import EVERYTHING, Listener
 from proxy.routes import ROUTES, Handler
@@ -106,7 +107,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         return _answer(request, error)
     except web.HTTPException as error:
         return _answer(request, _from_http(error))
-    except ConnectionError:
+    except ClientGone:
         raise
     except Exception:
         log.exception("unexpected failure of %s", request.match_info.handler.__name__)

@@ -8,6 +8,7 @@ from typing import Protocol, cast
 from aiohttp import HttpVersion11, web
 
 from proxy.body_memory import SHARE
+from proxy.departure import ClientGone
 from translators.errors import BadRequest, BodyTooLarge, UnsupportedEncoding
 
 
@@ -51,7 +52,10 @@ async def _invite(request: web.Request) -> None:
     """Let a client that asks first send its body: nothing speaks against it any more."""
     expects = request.headers.get("Expect", "").lower() == "100-continue"
     if expects and request.version >= HttpVersion11 and not request.content.is_eof():
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        try:
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        except ConnectionError:
+            raise ClientGone from None
         # No part of the answer: an error may still become one.
         request.writer.output_size = 0
 

@@ -1,4 +1,4 @@
-"""Has the client left, when its connection is not being read?
+"""Clients that leave.
 
 A departure is seen by reading. While reading is paused, because a client has
 sent more requests ahead than are buffered, only the kernel knows.
@@ -13,6 +13,10 @@ from typing import Final
 _TCP_INFO: Final = getattr(socket, "TCP_INFO", None)
 _ESTABLISHED: Final = 1
 """`tcpi_state`, the first byte of the answer, while both sides are open."""
+
+
+class ClientGone(ConnectionError):
+    """The client left, or does not read in time. No other broken connection is meant."""
 
 
 def has_left(transport: asyncio.BaseTransport) -> bool:

@@ -13,6 +13,8 @@ from typing import Final, Protocol, cast
 
 from aiohttp import HttpVersion11, web
 
+from proxy.departure import ClientGone
+
 HIGH_WATER: Final = 64 * 1024
 """Bytes in the transport's buffer above which the tokens wait (asyncio's own default)."""
 
@@ -21,10 +23,6 @@ STREAM_HEADERS: Final = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
-
-
-class ClientGone(ConnectionError):
-    """The client left, or does not read in time."""
 
 
 class Connection(Protocol):
@@ -48,11 +46,13 @@ class FrameWriter:
 
     async def start(self) -> None:
         """Send status and headers now; the first token may take its time."""
-        writer = await self._response.prepare(self._request)
-        if writer is None:
-            raise ClientGone
+        try:
+            writer = await self._response.prepare(self._request)
+            assert writer is not None
+            writer.send_headers()
+        except ConnectionError:
+            raise ClientGone from None
         self._writer = writer
-        writer.send_headers()
 
     async def send(self, frames: Sequence[bytes]) -> None:
         """Write frames; wait while the client's socket is full.
@@ -98,6 +98,8 @@ class FrameWriter:
                 await writing
         except TimeoutError:
             transport.abort()
+            raise ClientGone from None
+        except ConnectionError:
             raise ClientGone from None
 
     def _transport(self) -> asyncio.Transport:

@@ -162,7 +162,7 @@ class HttpProtocol(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        if isinstance(exc, ConnectionError) or request.writer.output_size > 0:
+        if request.writer.output_size > 0:
             raise ConnectionError("the client left, or the response cannot go on")
         error: GatewayError
         if status == 500:

@@ -21,6 +21,7 @@ from prometheus_client import (
     generate_latest,
 )
 
+from proxy.departure import ClientGone
 from proxy.mindie_metrics import MindieMetrics
 from translators.errors import GatewayError
 from translators.tokens import Token
@@ -156,8 +157,8 @@ class Metrics:
         except GatewayError as error:
             account.refused_or_failed(error)
             raise
-        except ConnectionError:
-            # The client left: cancelled, unless its last frame was out already.
+        except ClientGone:
+            # Cancelled, unless its last frame was out already.
             raise
         except Exception:
             account.outcome = Outcome.FAILED

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from aiohttp import web
 
+from proxy.departure import ClientGone
 from proxy.engines.stream import TokenStream
 from proxy.frame_writer import HIGH_WATER, FrameWriter
 from proxy.metrics import Account
@@ -101,7 +102,7 @@ async def stream_frames(
         return await writer.finish()
     except GatewayError as error:
         return await _fail(frames, writer, account, error)
-    except ConnectionError:
+    except ClientGone:
         raise
     except Exception:
         log.exception("a stream failed inside the gateway")

@@ -6,7 +6,9 @@ import re
 from typing import Any
 
 import pytest
+from aiohttp import web
 
+import proxy.app
 from proxy.engines.stub import StubEngine, silent
 from proxy.routes import ROUTES
 from tests.support import (
@@ -192,12 +194,15 @@ async def test_a_failure_known_before_the_headers_is_a_plain_error() -> None:
 
 
 @pytest.mark.logs_errors
+@pytest.mark.parametrize("bug", [RuntimeError, TimeoutError, ConnectionResetError])
 async def test_a_bug_before_the_stream_is_500_and_tells_nothing(
-    caplog: pytest.LogCaptureFixture,
+    bug: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Also one that looks as if the client had left, or as if time had run out."""
+
     class Broken(StubEngine):
         async def tokenize(self, text: str) -> list[int]:
-            raise RuntimeError(f"secret: {text}")
+            raise bug("secret")
 
     async with serving(Broken()) as running:
         response = await post(running.port, generate_body("the prompt"))
@@ -207,6 +212,21 @@ async def test_a_bug_before_the_stream_is_500_and_tells_nothing(
     assert text == "the request failed inside the gateway"
     assert after.status == 200
     assert [r.levelname for r in caplog.records if r.levelname == "ERROR"] == ["ERROR"]
+
+
+@pytest.mark.logs_errors
+async def test_a_bug_outside_every_handler_is_500_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def breaks(request: web.Request) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(proxy.app, "_not_yet", breaks)
+    async with serving() as running, connection(running.port) as client:
+        response = await client.ask(get_bytes("/v2/health/live", headers=("Expect: x",)))
+        assert_error(response, 500, "Incomplete Generation")
+        assert len(response.headers["requestuuid"]) == 32
+        assert await client.rest() == b""
 
 
 @pytest.mark.logs_errors

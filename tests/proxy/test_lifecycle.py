@@ -342,6 +342,8 @@ async def test_a_request_that_the_engine_is_taking_is_part_of_the_drain() -> Non
         await eventually(lambda: engine.submitted)
         gateway_process.stop()
         await eventually(lambda: gateway_process.gateway.state is State.DRAINING)
+        # It goes on listening, because it is not idle.
+        assert (await get(sock.getsockname()[1], "/v2/health/ready")).status == 503
         engine.submit_gate.set()
         assert (await client.response()).complete
         assert await serving == EXIT_OK

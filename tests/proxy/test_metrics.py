@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from proxy.departure import ClientGone
 from proxy.engines.stub import StubEngine, silent
 from proxy.metrics import Metrics, Outcome
 from tests.support import (
@@ -47,7 +48,8 @@ from translators.errors import (
         (IncompleteGeneration("x"), Outcome.FAILED),
         (ServiceUnavailable("x"), Outcome.REFUSED),
         (RuntimeError("x"), Outcome.FAILED),
-        (ConnectionResetError("x"), Outcome.CANCELLED),
+        (ConnectionResetError("not the client's"), Outcome.FAILED),
+        (ClientGone("x"), Outcome.CANCELLED),
         (asyncio.CancelledError(), Outcome.CANCELLED),
     ],
 )
@@ -74,17 +76,17 @@ def _error_labels(error: BaseException) -> dict[str, str]:
 
 def test_a_client_that_leaves_after_its_last_frame_was_served() -> None:
     metrics = Metrics()
-    with pytest.raises(ConnectionResetError), metrics.account("route") as account:
+    with pytest.raises(ClientGone), metrics.account("route") as account:
         account.succeeded()
-        raise ConnectionResetError
+        raise ClientGone
     assert account.outcome is Outcome.SUCCEEDED
 
 
 def test_a_stream_that_breaks_stays_broken_when_its_client_leaves_too() -> None:
     metrics = Metrics()
-    with pytest.raises(ConnectionResetError), metrics.account("route") as account:
+    with pytest.raises(ClientGone), metrics.account("route") as account:
         account.broken(IncompleteGeneration("x"))
-        raise ConnectionResetError
+        raise ClientGone
     assert account.outcome is Outcome.FAILED
 
 
