@@ -29,6 +29,8 @@ from translators.contract import (
     SERVER,
     Parameter,
 )
+from translators.tgi_request import UNSUPPORTED
+from translators.tgi_request import tgi_parameters as tgi_rows
 
 DOCS: Final = Path(__file__).resolve().parent
 _BLOCK: Final = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -84,6 +86,16 @@ def parameters() -> str:
     )
 
 
+def tgi_parameters() -> str:
+    """The parameters of the TGI shape."""
+    rows = [
+        [_code(row.name), row.kind.value, row.range or "", _default(row), row.effect]
+        for row in tgi_rows(DOCUMENTED)
+    ]
+    rows += [[_code(name), "", "", "absent", "refused with 422"] for name in UNSUPPORTED]
+    return table(["key", "type", "range", "default", "effect"], rows)
+
+
 def differences() -> str:
     """Contract §8: parameters first, then behaviours."""
     rows: list[list[object]] = []
@@ -134,7 +146,9 @@ def _with_status(base: type[errors.GatewayError]) -> Iterator[type[errors.Gatewa
 
 def failures() -> str:
     """Every status, from the exception tree."""
-    classes = sorted(_with_status(errors.GatewayError), key=lambda cls: cls.status)
+    # The TGI shape's variants have a page of their own.
+    found = [cls for cls in _with_status(errors.GatewayError) if cls.__module__ == errors.__name__]
+    classes = sorted(found, key=lambda cls: cls.status)
     rows = [
         [cls.status, _code(cls.error_type), (cls.__doc__ or "").splitlines()[0]] for cls in classes
     ]
@@ -202,6 +216,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "differences": differences,
     "dialect": dialect,
     "failures": failures,
+    "tgi_parameters": tgi_parameters,
     "metrics": metrics,
     "mindie_metrics": mindie_metrics,
     "absent_metrics": absent_metrics,

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from translators.errors import GatewayError, ServiceUnavailable
+from translators.errors import GatewayError, Overloaded
 
 RETRY_AFTER = 1
 """Seconds that a refused client is asked to wait."""
@@ -86,7 +86,7 @@ class Admission:
     def check_room(self) -> None:
         """ServiceUnavailable when a further request would be refused."""
         if self.full:
-            raise ServiceUnavailable(f"{OVERLOADED}, at most {self.limit}", retry_after=RETRY_AFTER)
+            raise Overloaded(f"{OVERLOADED}, at most {self.limit}", retry_after=RETRY_AFTER)
 
     @contextmanager
     def place(self, priority: int = 0) -> Iterator[Place]:

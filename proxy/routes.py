@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from aiohttp import web
 
 from proxy.access import Group
-from proxy.handlers import health, metadata
+from proxy.handlers import health, metadata, tgi
 from proxy.handlers.generate import generate
 from proxy.handlers.generate_stream import generate_stream
 from proxy.handlers.infer import infer
@@ -35,6 +35,9 @@ ROUTES: Final = (
     Route("POST", f"{_MODEL}/generate", generate),
     Route("POST", f"{_MODEL}/infer", infer),
     Route("POST", f"{_MODEL}/stopInfer", stop_infer),
+    Route("POST", "/generate_stream", tgi.generate_stream),
+    Route("POST", "/generate", tgi.generate),
+    Route("POST", "/", tgi.either),
     Route("GET", "/v2", metadata.server_metadata),
     Route("GET", _MODEL, metadata.model_metadata),
     Route("GET", f"{_MODEL}/config", metadata.model_config),

@@ -23,8 +23,10 @@ class FrameTranslator(Protocol):
 
     ended: bool
     """True once a last frame was made."""
-    generated: int
-    """Tokens so far."""
+
+    @property
+    def generated(self) -> int:
+        """Tokens so far."""
 
     def frame(self, token: Token) -> bytes:
         """The frame of one token."""

@@ -13,7 +13,8 @@
     ├── GenerationError       424  prompt too long, refused by the engine
     ├── IncompleteGeneration  500  engine failed, unknown id to stop
     │   └── GenerationTimeout 500  no token, or no end, in time
-    └── ServiceUnavailable    503  starting, stopping, dead, overloaded
+    └── ServiceUnavailable    503  starting, stopping, dead
+        └── Overloaded        503  too many requests at once
 
 Statuses and `error_type` are those of contract §1. The texts are ours; they
 never hold a path, a traceback or a prompt.
@@ -145,3 +146,7 @@ class ServiceUnavailable(GatewayError):
 
     status = 503
     error_type = "Service Unavailable"
+
+
+class Overloaded(ServiceUnavailable):
+    """Too many requests at once."""

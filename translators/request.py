@@ -66,6 +66,9 @@ class Parameters:
     stop_words: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     accumulate: bool = False
+    frequency_penalty: float = 0.0
+    """Only from the TGI shape, as the next one."""
+    logprobs: int | None = None
 
 
 def read_id(document: Mapping[str, Any]) -> str | None:
@@ -145,7 +148,7 @@ def read_parameters(
     `is_recompute` says whether the header `is-recompute: true` was sent. Raises
     InvalidInput with the name, the accepted range and what was got.
     """
-    own = _own_parameters(envelope.parameters)
+    own = own_parameters(envelope.parameters)
     top = envelope.top_level
     skip_recompute = contract.recompute_header_needed and not is_recompute
     checked: dict[str, Any] = {}
@@ -160,7 +163,8 @@ def read_parameters(
     return _collect(contract, checked, top)
 
 
-def _own_parameters(value: Any) -> Mapping[str, Any]:
+def own_parameters(value: Any) -> Mapping[str, Any]:
+    """The object under `parameters`, empty when absent; InvalidInput for anything else."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -222,13 +226,14 @@ def _collect(
         max_new_tokens=value_of("max_new_tokens"),
         details=value_of("details"),
         timeout=value_of("timeout"),
-        stop_words=_words("stop_words", top),
-        bad_words=_words("bad_words", top),
+        stop_words=read_words("stop_words", top),
+        bad_words=read_words("bad_words", top),
         accumulate=_flag("accumulate_tokens", top),
     )
 
 
-def _words(name: str, top: Mapping[str, Any]) -> tuple[str, ...]:
+def read_words(name: str, top: Mapping[str, Any]) -> tuple[str, ...]:
+    """Stop words and the like, without the empty ones; InvalidInput unless they are strings."""
     value = top.get(name)
     if value is None:
         return ()

@@ -57,6 +57,7 @@ class Sampling:
     max_tokens: int
     bad_words: tuple[str, ...] = ()
     logprobs: int | None = None
+    frequency_penalty: float = 0.0
 
     @property
     def greedy(self) -> bool:
@@ -90,6 +91,8 @@ def resolve_sampling(
         seed=fold_seed(parameters.seed),
         max_tokens=min(parameters.max_new_tokens, room),
         bad_words=parameters.bad_words,
+        logprobs=parameters.logprobs,
+        frequency_penalty=parameters.frequency_penalty,
     )
 
 

@@ -48,7 +48,7 @@ from translators.errors import (
     GatewayError,
     GenerationError,
     IncompleteGeneration,
-    ServiceUnavailable,
+    Overloaded,
 )
 from translators.media import TextPart
 from translators.sampling import ModelDefaults, Sampling
@@ -281,6 +281,7 @@ class EmbeddedEngine:
             max_tokens=sampling.max_tokens,
             bad_words=list(sampling.bad_words) or None,
             logprobs=sampling.logprobs,
+            frequency_penalty=sampling.frequency_penalty,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
@@ -436,7 +437,7 @@ def _as_gateway_error(error: Exception) -> GatewayError:
     if isinstance(error, EngineDeadError):
         return IncompleteGeneration("the engine died")
     if isinstance(error, _BUSY):
-        return ServiceUnavailable("the engine's queue is full", retry_after=1)
+        return Overloaded("the engine's queue is full", retry_after=1)
     if isinstance(error, _REFUSALS):
         log.warning("the engine refused a request: %s", type(error).__name__)
         return GenerationError("the engine refuses this request")
