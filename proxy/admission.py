@@ -21,6 +21,10 @@ OVERLOADED = "too many requests at once"
 class Place:
     """One request's place. Like a stream, it can be stopped and broken while it waits."""
 
+    owed = False
+    """The engine does not know of it yet."""
+    last_token = 0.0
+
     def __init__(self) -> None:
         self.running = False
         """Whether the engine may have the request; stays so until the place is given up."""

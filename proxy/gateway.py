@@ -23,6 +23,7 @@ from proxy.metrics import Metrics
 from proxy.mindie_metrics import MindieMetrics
 from proxy.probe import Probe, take_one_token
 from proxy.settings import Settings
+from proxy.watchdog import Watchdog
 from translators.contract import MAX_PROMPT_TOKENS
 from translators.errors import NotFound, ServiceUnavailable
 
@@ -32,6 +33,7 @@ EngineFactory = Callable[[], Awaitable[Engine]]
 """Makes the engine; awaited once the sockets are bound, since it may import for long."""
 
 _AWAY: Final = "the engine cannot be reached"
+_STALLED: Final = "the engine makes no progress"
 _ADMITTED_PER_SEQUENCE: Final = 4
 """Requests admitted per sequence that the engine runs at once, unless set."""
 _RUNNING_PER_SEQUENCE: Final = 2
@@ -43,6 +45,8 @@ class State(Enum):
 
     STARTING = "the engine is starting"
     READY = "ready"
+    LEAVING = "the server is about to shut down"
+    """Work is still taken, until the load balancers have heard of it."""
     DRAINING = "the server is shutting down"
     DEAD = "the engine has died"
     STOPPED = "stopped"
@@ -61,6 +65,9 @@ class Gateway:
         self.connections = Connections(settings.max_connections, self.metrics.evicted.inc)
         self.live = LiveRequests()
         self.probe = Probe(self._take_one_token)
+        self.watchdog = Watchdog(self.live, settings.progress_timeout, self.probe.succeeds_within)
+        self.request_stop: Callable[[], None] = lambda: None
+        """Begins the graceful stop of the process; does nothing before there is one."""
         self.created = int(time.time())
         """When this gateway was made, in Unix seconds."""
         self.media = media_desk(settings)
@@ -70,7 +77,8 @@ class Gateway:
         self._info: ModelInfo | None = None
         self._generated_ids = itertools.count(1)
         self._warned_priority = False
-        self.metrics.ready.set_function(lambda: self.obstacle is None)
+        self.metrics.ready.set_function(lambda: self.obstacle is None and self.state is State.READY)
+        self.metrics.stalled.set_function(lambda: self.watchdog.stalled)
         self.metrics.waiting.set_function(self._waiting)
         self.metrics.connections.set_function(lambda: len(self.connections))
         self.metrics.body_bytes.set_function(lambda: self.bodies.in_use)
@@ -130,13 +138,17 @@ class Gateway:
     @property
     def obstacle(self) -> str | None:
         """Why no work is taken now; None when it is."""
-        if self.state is not State.READY:
+        if self.state not in (State.READY, State.LEAVING):
             return str(self.state.value)
+        if self.watchdog.stalled:
+            return _STALLED
         return None if self.engine.available else _AWAY
 
     @property
     def not_ready_because(self) -> str | None:
         """The obstacle, or that no place is free; None when one more request can come."""
+        if self.state is State.LEAVING:
+            return str(self.state.value)
         return self.obstacle or (OVERLOADED if self.admission.full else None)
 
     async def _take_one_token(self) -> None:

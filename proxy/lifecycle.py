@@ -101,7 +101,9 @@ class Process:
         self._reloader = Reloader(
             lambda what: self.gateway.metrics.reload_failures.labels(what).inc()
         )
+        self._signalled = False
         self._death: str | None = None
+        self.gateway.request_stop = self._stop.set
 
     async def serve(self, *bound: Bound) -> int:
         """The whole story. Returns the exit code."""
@@ -113,21 +115,25 @@ class Process:
         await self.server.start(*bound)
         self._listen_to_signals()
         _announce(bound, self.settings)
-        reloading = asyncio.create_task(self._reloader.run())
+        watching = [asyncio.create_task(self._reloader.run())]
+        if self.settings.progress_timeout:
+            watching.append(asyncio.create_task(self.gateway.watchdog.run()))
         try:
             code = await self._until_the_end()
         finally:
-            reloading.cancel()
+            for task in watching:
+                task.cancel()
             await self.server.close()
             await self._close_engine()
             self.gateway.enter(State.STOPPED)
         return code
 
     def stop(self) -> None:
-        """Begin the graceful stop, as SIGTERM does; the second call ends the process at once."""
-        if self._stop.is_set():
+        """Begin the graceful stop, as a signal does; the second one ends the process at once."""
+        if self._signalled:
             log.warning("second stop signal: ending at once")
             _end_now(EXIT_OK if self._death is None else EXIT_ENGINE)
+        self._signalled = True
         self._stop.set()
 
     async def _until_the_end(self) -> int:
@@ -148,6 +154,7 @@ class Process:
         if self._death is not None and not self.settings.stay_after_engine_death:
             await self._wait_until_idle(_LAST_WORDS)
             return EXIT_ENGINE
+        await self._leave()
         await self._drain()
         return EXIT_ENGINE if self._death is not None else EXIT_OK
 
@@ -157,6 +164,12 @@ class Process:
             return EXIT_ENGINE
         self.gateway.enter(State.DRAINING)
         return EXIT_OK
+
+    async def _leave(self) -> None:
+        """Be unready but take work, until the load balancers send none any more."""
+        if self.settings.pre_stop_wait and self._death is None:
+            self.gateway.enter(State.LEAVING)
+            await asyncio.sleep(self.settings.pre_stop_wait)
 
     async def _drain(self) -> None:
         """New work is refused; running streams finish, or are broken at the deadline."""

@@ -12,6 +12,14 @@ from translators.errors import GatewayError
 class Live(Protocol):
     """What runs, or waits for its turn: a token stream, or a place in the queue."""
 
+    @property
+    def owed(self) -> bool:
+        """Whether the engine owes it a token."""
+
+    @property
+    def last_token(self) -> float:
+        """Loop time of its latest token; 0 before the first."""
+
     def stop(self) -> None:
         """End it normally."""
 
@@ -27,6 +35,18 @@ class LiveRequests:
 
     def __init__(self) -> None:
         self._streams: dict[str, set[Live]] = {}
+        self._last_token = 0.0
+
+    @property
+    def owed(self) -> bool:
+        """Whether the engine owes a token to any."""
+        return any(stream.owed for streams in self._streams.values() for stream in streams)
+
+    @property
+    def last_token(self) -> float:
+        """Loop time of the latest token of any request; 0 before the first ever."""
+        latest = (stream.last_token for streams in self._streams.values() for stream in streams)
+        return max(self._last_token, *latest, 0.0)
 
     def __len__(self) -> int:
         return sum(map(len, self._streams.values()))
@@ -42,6 +62,7 @@ class LiveRequests:
             streams.discard(stream)
             if not streams:
                 del self._streams[client_id]
+            self._last_token = max(self._last_token, stream.last_token)
             stream.close()
 
     def stop(self, client_id: str) -> int:

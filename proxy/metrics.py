@@ -104,6 +104,11 @@ class Metrics:
             buckets=_LATENCY_BUCKETS,
             registry=registry,
         )
+        self.stalled = Gauge(
+            "mindie_gateway_engine_stalled",
+            "1 while the engine has work and makes no token for longer than progress_timeout.",
+            registry=registry,
+        )
         self.connections = Gauge(
             "mindie_gateway_connections",
             "Open connections.",

@@ -13,6 +13,7 @@ from proxy.handlers.generate import generate
 from proxy.handlers.generate_stream import generate_stream
 from proxy.handlers.infer import infer
 from proxy.handlers.stop_infer import stop_infer
+from proxy.handlers.stop_service import stop_service
 from proxy.listeners import Listener
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -52,5 +53,6 @@ ROUTES: Final = (
     Route("GET", "/health", health.ready, Group.HEALTH, Listener.MANAGEMENT),
     Route("GET", "/health/timed", health.timed, Group.HEALTH, Listener.MANAGEMENT),
     Route("GET", "/health/timed-{seconds:[0-9]+}", health.timed, Group.HEALTH, Listener.MANAGEMENT),
+    Route("GET", "/stopService", stop_service, Group.MANAGEMENT, Listener.MANAGEMENT),
     Route("GET", "/metrics", health.metrics, Group.MANAGEMENT, Listener.METRICS),
 )

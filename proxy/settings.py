@@ -165,6 +165,23 @@ class Settings(BaseModel):
     body_timeout: float = Field(
         60.0, gt=0, description="Seconds a client may take to send its request body."
     )
+    progress_timeout: float = Field(
+        300.0,
+        ge=0,
+        description="Seconds without a token anywhere, while the engine has work, after which "
+        "readiness says no; 0 never looks. Longer than the longest prefill.",
+    )
+    pre_stop_wait: float = Field(
+        0.0,
+        ge=0,
+        description="Seconds after SIGTERM in which readiness says no but work is still taken, "
+        "until load balancers have noticed.",
+    )
+    stop_service: bool = Field(
+        False,
+        description="Serve GET /stopService on the management listener: it stops the gateway as "
+        "SIGTERM does. Needs management_port.",
+    )
     drain_timeout: float = Field(
         30.0, ge=0, description="Seconds that running streams get to finish after SIGTERM."
     )
@@ -252,6 +269,9 @@ class Settings(BaseModel):
             _refuse_without("management_port", self, "management_host")
         if self.metrics_port is None:
             _refuse_without("metrics_port", self, "metrics_host")
+        shared = self.management_port is None or 0 != self.management_port == self.port
+        if self.stop_service and shared:
+            raise ValueError("stop_service needs a management_port of its own")
         if self.body_memory < self.body_limit:
             raise ValueError("body_memory holds no body of body_limit bytes")
         if self.tls_client_ca_file is None:

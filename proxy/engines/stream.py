@@ -35,7 +35,7 @@ class TokenStream:
         self._observer: Callable[[Token], None] | None = None
         self._error: GatewayError | None = None
         self._ended = False
-        self.last_push = self._loop.time()
+        self._start = self.last_push = self._loop.time()
         """Loop time of the latest token, or of the start."""
 
     def push(self, token: Token) -> None:
@@ -92,6 +92,16 @@ class TokenStream:
     def idle(self) -> bool:
         """Whether the reader has taken everything and waits for the engine."""
         return not self._pending and not self._ended
+
+    @property
+    def owed(self) -> bool:
+        """Whether more tokens have to come, whoever reads them."""
+        return not self._ended
+
+    @property
+    def last_token(self) -> float:
+        """Loop time of the latest token; 0 before the first."""
+        return self.last_push if self.last_push > self._start else 0.0
 
     def __aiter__(self) -> TokenStream:
         return self

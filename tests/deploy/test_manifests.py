@@ -11,6 +11,7 @@ import pytest
 
 from proxy import __version__, lifecycle
 from proxy.cli import main
+from proxy.listeners import Listener
 from proxy.metrics import Metrics
 from proxy.routes import ROUTES
 from proxy.settings import Settings
@@ -66,13 +67,18 @@ def test_a_model_is_served_on_the_port_that_the_service_reaches(
 ) -> None:
     ports = {port["name"]: port["containerPort"] for port in case.gateway["ports"]}
     assert settings.host == "0.0.0.0"
-    assert ports["api"] == settings.port
+    assert ports == {"api": settings.port, "metrics": settings.metrics_port}
     for port in case.one("Service")["spec"]["ports"]:
         assert port["targetPort"] in ports
 
 
-def test_probes_ask_routes_that_exist(case: Rendered) -> None:
-    served = {route.path for route in ROUTES if route.method == "GET"}
+def test_probes_ask_routes_that_exist(case: Rendered, settings: Settings) -> None:
+    assert settings.management_port is None
+    served = {
+        route.path
+        for route in ROUTES
+        if route.method == "GET" and route.listener is not Listener.METRICS
+    }
     paths = {
         name: case.gateway[name]["httpGet"]["path"]
         for name in ("startupProbe", "readinessProbe", "livenessProbe")
@@ -97,7 +103,7 @@ def test_probes_leave_a_model_time_to_load_and_load_no_reason_to_restart(case: R
 
 def test_the_grace_period_holds_pre_stop_and_drain(case: Rendered, settings: Settings) -> None:
     wait = case.gateway["lifecycle"]["preStop"]["sleep"]["seconds"]
-    needed = wait + settings.drain_timeout + lifecycle.CLOSING
+    needed = wait + settings.pre_stop_wait + settings.drain_timeout + lifecycle.CLOSING
     assert case.pod["terminationGracePeriodSeconds"] >= needed
     # The endpoint is withdrawn while SIGTERM waits: longer than readiness takes to notice.
     assert wait >= case.gateway["readinessProbe"]["periodSeconds"]
@@ -146,6 +152,7 @@ def test_probes_and_prometheus_speak_as_the_gateway_does(
 ) -> None:
     secure = settings.tls_cert_file is not None
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert case.gateway[name]["httpGet"]["port"] == "api"
         assert case.gateway[name]["httpGet"].get("scheme", "HTTP") == (
             "HTTPS" if secure else "HTTP"
         )
@@ -198,8 +205,9 @@ def test_prometheus_scrapes_a_port_and_a_route_that_exist(case: Rendered) -> Non
     labels = case.one("Service")["metadata"]["labels"].items()
     assert spec["selector"]["matchLabels"].items() <= labels
     (endpoint,) = spec["endpoints"]
-    assert endpoint["port"] in {port["name"] for port in case.one("Service")["spec"]["ports"]}
-    assert endpoint["path"] in {route.path for route in ROUTES}
+    assert endpoint["port"] == "metrics"
+    assert "metrics" in {port["name"] for port in case.one("Service")["spec"]["ports"]}
+    assert endpoint["path"] in {r.path for r in ROUTES if r.listener is Listener.METRICS}
     assert seconds(endpoint["scrapeTimeout"]) <= seconds(endpoint["interval"])
 
 
@@ -213,7 +221,9 @@ def test_the_network_is_closed_but_for_clients_monitoring_and_dns(case: Rendered
         return
     spec = case.one("NetworkPolicy")["spec"]
     assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
-    assert all(rule["from"] and rule["ports"] for rule in spec["ingress"])
+    assert all(rule["from"] for rule in spec["ingress"])
+    clients, monitoring = ([port["port"] for port in rule["ports"]] for rule in spec["ingress"])
+    assert (clients, monitoring) == (["api"], ["metrics"])
     (dns,) = spec["egress"]
     assert {port["port"] for port in dns["ports"]} == {53}
 

@@ -55,6 +55,12 @@ class Served:
             found = re.search(r"listening on http://127\.0\.0\.1:(\d+)", self.log)
             self.port = int(found[1]) if found else 0
 
+    def port_of(self, listener: str) -> int:
+        """The port of the listener that serves management or metrics."""
+        found = re.search(rf"listening on http://127\.0\.0\.1:(\d+) for {listener},", self.log)
+        assert found is not None, self.log
+        return int(found[1])
+
     async def says(self, text: str) -> None:
         """Wait for a line of the log."""
         await eventually(lambda: text in self.log, lambda: self.log, within=WITHIN)

@@ -39,6 +39,7 @@ labels:
 {{- end }}
 - --host=0.0.0.0
 - --port=1025
+- --metrics-port=1027
 - --drain-timeout={{ .Values.drainSeconds }}
 {{- if .Values.tls.secretName }}
 - --tls-cert-file=/secrets/tls/tls.crt
