@@ -26,7 +26,10 @@ from proxy.settings import (
     vllm_flags,
 )
 
-_USAGE: Final = "mindie-gateway serve MODEL [gateway options] [any vLLM engine option]"
+_USAGE: Final = (
+    "mindie-gateway serve MODEL [gateway options] [any vLLM engine option]\n"
+    "       mindie-gateway serve --upstream URL [--upstream URL ...] [gateway options]"
+)
 _USAGE_ERROR: Final = 2
 
 
@@ -118,11 +121,15 @@ def _parser() -> argparse.ArgumentParser:
 def _add_option(group: argparse._ArgumentGroup, name: str) -> None:
     field = Settings.model_fields[name]
     flag = "--" + name.replace("_", "-")
-    default = "unset" if field.default is None else field.default
+    default = "unset" if field.default in (None, ()) else field.default
     text = f"{field.description} Default: {default}.".replace("%", "%%")
     if field.annotation is bool:
         group.add_argument(
             flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
+        )
+    elif field.default == ():
+        group.add_argument(
+            flag, action="append", default=argparse.SUPPRESS, metavar="VALUE", help=text
         )
     else:
         group.add_argument(flag, default=argparse.SUPPRESS, metavar="VALUE", help=text)

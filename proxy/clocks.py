@@ -7,9 +7,10 @@ looks at it when it fires and sets itself again, so tokens cost nothing here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 
 from proxy.engines.stream import TokenStream
 from translators.errors import GenerationTimeout
@@ -44,6 +45,24 @@ def watched(stream: TokenStream, token: Clock, e2e: Clock, started: float) -> It
         yield
     finally:
         watch.cancel()
+
+
+@asynccontextmanager
+async def in_time(token: Clock, e2e: Clock, since: float, started: float) -> AsyncIterator[None]:
+    """Bound the wait before there is a stream by the same clocks.
+
+    `since` is the loop time from which `token` counts, `started` that of `e2e`.
+    """
+    deadlines = ((since + token.seconds, token), (started + e2e.seconds, e2e))
+    at, clock = min(deadlines, key=itemgetter(0))
+    limit = asyncio.timeout_at(at)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise GenerationTimeout(clock.name, clock.seconds) from None
 
 
 class _Watch:

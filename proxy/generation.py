@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, Final
 
 from aiohttp import web
@@ -18,6 +17,7 @@ from proxy.clocks import (
     SERVER_E2E_TIMEOUT,
     SERVER_TOKEN_TIMEOUT,
     Clock,
+    in_time,
     shorter,
     watched,
 )
@@ -27,7 +27,7 @@ from proxy.gateway import Gateway
 from proxy.metrics import Account
 from proxy.settings import Settings
 from translators.body import parse_object
-from translators.errors import GenerationError, GenerationTimeout, InvalidInput
+from translators.errors import GenerationError, InvalidInput
 from translators.request import (
     Envelope,
     Parameters,
@@ -199,11 +199,11 @@ async def running(
     token, e2e = _clocks(gateway.settings, generation.parameters.timeout, whole=whole)
     with gateway.admission.place(generation.engine_request.priority) as place:
         queued = asyncio.get_running_loop().time()
-        if not place.running and not await _turn(gateway, generation, place, token, e2e):
+        async with in_time(token, e2e, queued, generation.started):
+            stream = await _submitted(gateway, generation, place)
+        if stream is None:
             yield stopped_stream()
             return
-        gateway.check_taking_work()
-        stream = await gateway.engine.submit(generation.engine_request)
         if stream.idle:
             # The first token is awaited since then, wherever the request waited.
             stream.last_push = queued
@@ -225,19 +225,14 @@ def _clocks(settings: Settings, timeout: float, *, whole: bool) -> tuple[Clock, 
     return (token, shorter(client, e2e)) if whole else (shorter(client, token), e2e)
 
 
-async def _turn(
-    gateway: Gateway, generation: Generation, place: Place, token: Clock, e2e: Clock
-) -> bool:
-    """Wait for a place with the engine, by the clocks of the request; False when it was stopped."""
-    now = asyncio.get_running_loop().time()
-    deadlines = ((now + token.seconds, token), (generation.started + e2e.seconds, e2e))
-    at, clock = min(deadlines, key=itemgetter(0))
-    with gateway.live.tracked(generation.client_id, place):
-        try:
-            async with asyncio.timeout_at(at):
-                return await place.turn()
-        except TimeoutError:
-            raise GenerationTimeout(clock.name, clock.seconds) from None
+async def _submitted(gateway: Gateway, generation: Generation, place: Place) -> TokenStream | None:
+    """Hand the request over as soon as it is its turn; None when it was stopped before."""
+    if not place.running:
+        with gateway.live.tracked(generation.client_id, place):
+            if not await place.turn():
+                return None
+    gateway.check_taking_work()
+    return await gateway.engine.submit(generation.engine_request)
 
 
 def check_prompt(field: str, tokens: int, limit: int) -> None:

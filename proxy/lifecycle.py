@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import signal
 import sys
 import threading
@@ -35,8 +34,6 @@ _NAME_A_MODEL: Final = ("--model", "--config")
 _LAST_WORDS: Final = 2.0
 """Seconds that broken streams get to deliver their error frames."""
 _POLL: Final = 0.05
-_FILES: Final = 65536
-"""Open files that the process asks for, if the system's hard limit grants them."""
 _ENGINE_CLOSE: Final = 10.0
 """Seconds that the engine gets to stop before its processes are killed."""
 CLOSING: Final = _LAST_WORDS + CLOSE_TIMEOUT + _ENGINE_CLOSE
@@ -48,11 +45,14 @@ def run(settings: Settings, model: str | None, engine_flags: list[str]) -> int:
     import uvloop
 
     _configure_logging(settings.log_level)
-    _raise_file_limit()
+    # In front of an upstream each client's stream has a connection of its own there.
+    allow_open_files(settings.max_connections * (2 if settings.upstream else 1))
 
-    allow_open_files(settings.max_connections)
+    async def make_engine() -> Engine:
+        if settings.upstream:
+            from proxy.engines.remote.from_settings import remote_engine
 
-    async def embedded() -> Engine:
+            return remote_engine(settings, model, engine_flags)
         return await load_embedded(settings, model, engine_flags)
 
     try:
@@ -60,7 +60,7 @@ def run(settings: Settings, model: str | None, engine_flags: list[str]) -> int:
     except OSError as error:
         log.error("%s", error)
         return EXIT_BIND
-    code = uvloop.run(Process(settings, embedded).serve(*bound))
+    code = uvloop.run(Process(settings, make_engine).serve(*bound))
     _leave(code)
     return code
 
@@ -226,14 +226,6 @@ def _announce(bound: Sequence[Bound], settings: Settings) -> None:
         host, port = sock.getsockname()[:2]
         what = " and ".join(sorted(each.value for each in serves))
         log.info("listening on %s://%s:%d for %s, the engine is starting", scheme, host, port, what)
-
-
-def _raise_file_limit() -> None:
-    """Each connection is a file: use what the system grants, not its cautious default."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _configure_logging(level: str) -> None:

@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -38,6 +39,11 @@ NO_VLLM: Final = (
     "cpu, cuda or ascend"
 )
 _NUMERIC: Final = socket.AI_NUMERICHOST | socket.AI_PASSIVE
+_ONLY_WITH_UPSTREAM: Final = (
+    "upstream_api_key",
+    "upstream_max_num_seqs",
+    "upstream_generation_config",
+)
 _SECRET_WORDS: Final = ("token", "key", "password", "secret")
 
 
@@ -102,6 +108,35 @@ class Settings(BaseModel):
     )
     management_keys: SecretStr | None = Field(
         None, description="The same, between commas, for an environment variable."
+    )
+    upstream: tuple[str, ...] = Field(
+        (),
+        description="URL of a vLLM server to stand in front of, instead of an engine in this "
+        "process. Several servers of one model share the work: give the option several times, or "
+        "a comma list in the environment.",
+    )
+    upstream_api_key: SecretStr | None = Field(
+        None, description="Key that the upstreams want (vLLM's --api-key)."
+    )
+    upstream_connect_timeout: float = Field(
+        5.0, gt=0, description="Seconds to connect to an upstream."
+    )
+    upstream_check_period: float = Field(
+        1.0, gt=0, description="Seconds between looks at an upstream's health and load."
+    )
+    upstream_max_num_seqs: int | None = Field(
+        None,
+        ge=1,
+        description="Sequences that each upstream runs at once (its --max-num-seqs), which it "
+        "does not tell; unset: 256.",
+    )
+    upstream_generation_config: Path | None = Field(
+        None,
+        description="The model's generation_config.json, or its directory, where an upstream does "
+        "not tell its defaults; unset: what a client leaves out is left to the upstream.",
+    )
+    upstream_priority: bool = Field(
+        True, description="Pass priorities on; an upstream that schedules by them heeds them."
     )
     contract: ContractName = Field(
         "documented", description="Which contract to keep: the API page's or the real server's."
@@ -251,6 +286,29 @@ class Settings(BaseModel):
         "info", pattern="^(debug|info|warning|error)$", description="debug, info, warning, error."
     )
 
+    @field_validator("upstream", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        items = [value] if isinstance(value, str) else value
+        if not isinstance(items, list | tuple) or not all(isinstance(one, str) for one in items):
+            raise ValueError("must be one URL or a list of URLs")
+        return tuple(url.strip() for item in items for url in item.split(",") if url.strip())
+
+    @field_validator("upstream")
+    @classmethod
+    def _server_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            parts = urlsplit(url)
+            extra = parts.username or parts.password or parts.query or parts.fragment
+            # `port` raises for what is no port.
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+                raise ValueError(f"{url} is no URL such as http://127.0.0.1:8000")
+            if extra:
+                raise ValueError("an upstream's URL has no user, query or fragment")
+        if len(set(value)) < len(value):
+            raise ValueError("an upstream is named twice")
+        return value
+
     @field_validator("media_private_networks")
     @classmethod
     def _networks(cls, value: str) -> str:
@@ -276,6 +334,8 @@ class Settings(BaseModel):
             raise ValueError("body_memory holds no body of body_limit bytes")
         if self.tls_client_ca_file is None:
             _refuse_without("tls_client_ca_file", self, "tls_crl_file")
+        if not self.upstream:
+            _refuse_without("upstream", self, *_ONLY_WITH_UPSTREAM)
         return self
 
     @property

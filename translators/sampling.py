@@ -6,12 +6,14 @@ Nothing here is specific to an engine: greedy is temperature 0, "off" is None.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from translators.contract import DEFAULT_TOP_K
 from translators.request import Parameters
 
+SAMPLED_WITH: Final = ("temperature", "top_k", "top_p", "repetition_penalty")
+"""What a client or a model's generation_config may say about sampling."""
 GREEDY_BELOW: Final = 1e-5
 """Temperatures under this are greedy: vLLM does not divide by them."""
 _INT64_MAX: Final = 2**63 - 1
@@ -46,7 +48,9 @@ class Sampling:
 
     `temperature` 0.0 is greedy; `top_k` None is off; `seed` None is random,
     else a signed 64-bit integer other than -1. `logprobs` None asks for no log
-    probabilities, n for the token's own and those of the n likeliest.
+    probabilities, n for the token's own and those of the n likeliest. `unsaid`
+    names the values that are the contract's, because neither client nor model
+    said any.
     """
 
     temperature: float
@@ -58,6 +62,7 @@ class Sampling:
     bad_words: tuple[str, ...] = ()
     logprobs: int | None = None
     frequency_penalty: float = 0.0
+    unsaid: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def greedy(self) -> bool:
@@ -93,6 +98,15 @@ def resolve_sampling(
         bad_words=parameters.bad_words,
         logprobs=parameters.logprobs,
         frequency_penalty=parameters.frequency_penalty,
+        unsaid=frozenset() if temperature == 0.0 else _unsaid(parameters, defaults),
+    )
+
+
+def _unsaid(parameters: Parameters, defaults: ModelDefaults) -> frozenset[str]:
+    return frozenset(
+        name
+        for name in SAMPLED_WITH
+        if getattr(parameters, name) is None and getattr(defaults, name) is None
     )
 
 

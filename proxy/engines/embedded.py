@@ -40,6 +40,7 @@ from proxy.engines.media_prompt import CONNECTOR_NAME, MediaPrompts, Tools
 from proxy.engines.stream import TokenStream
 from proxy.engines.token_run import TokenRun
 from proxy.engines.token_tap import TokenTap
+from proxy.engines.vllm_words import HOTTEST_OF_NEW, reason_of, usable_temperature
 from proxy.media.content import PromptPart
 from proxy.settings import SettingsError
 from proxy.threads import in_thread
@@ -62,9 +63,6 @@ _INLINE_TOKENS: Final = 512
 """The same for prompts whose tokens are shown one by one."""
 _HEALTH_PERIOD: Final = 0.5
 """Seconds between looks at whether the engine's processes are alive."""
-_COOLEST: Final = 0.01
-"""vLLM raises smaller temperatures to this one, with a line in the log for every request."""
-
 _BUSY: Final = getattr(vllm.exceptions, "GracefulHTTPError", ())
 """vLLM's own admission control, from 0.32 on."""
 _REFUSALS: Final = (
@@ -76,11 +74,11 @@ _REFUSALS: Final = (
 
 
 def _hottest() -> float:
-    """The highest temperature that this vLLM takes: 0.32 refuses more than 2, 0.23 nothing."""
+    """The highest temperature that this vLLM takes."""
     try:
         SamplingParams(temperature=FLOAT32_MAX)
     except _REFUSALS:
-        return 2.0
+        return HOTTEST_OF_NEW
     return FLOAT32_MAX
 
 
@@ -116,17 +114,10 @@ class _Words:
     scheduled = EngineCoreEventType.SCHEDULED
     preempted = EngineCoreEventType.PREEMPTED
     error = VllmFinish.ERROR
-    _reasons: Final = {
-        "stop": FinishReason.END,
-        "length": FinishReason.LENGTH,
-        "abort": FinishReason.STOPPED,
-    }
 
     def reason(self, finish_reason: Any) -> FinishReason | None:
         """The neutral reason of vLLM's, an enum member or its name."""
-        if finish_reason is None:
-            return None
-        return self._reasons.get(str(finish_reason), FinishReason.UNKNOWN)
+        return reason_of(finish_reason)
 
 
 class EmbeddedEngine:
@@ -287,13 +278,12 @@ class EmbeddedEngine:
         )
 
     def _temperature(self, wanted: float) -> float:
-        """The nearest that vLLM samples with: the contract has no upper limit (§3)."""
         if wanted > _HOTTEST and not self._warned_temperature:
             self._warned_temperature = True
             log.warning(
                 "this vLLM samples with temperatures up to %g: higher ones are cut", _HOTTEST
             )
-        return min(max(wanted, _COOLEST), _HOTTEST) if wanted else 0.0
+        return usable_temperature(wanted, _HOTTEST)
 
     async def _read(self, collector: Any, run: TokenRun, reader: CollectorReader) -> None:
         """The collector path: one task per request, over outputs that may be merged."""

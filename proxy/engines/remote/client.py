@@ -1,0 +1,242 @@
+"""HTTP with one vLLM server: bounded answers, and every failure mapped here.
+
+A request that never reached the server, or whose connection broke before the
+first byte of an answer, is a ConnectionFailedError and may be tried again;
+everything else is a GatewayError with the contract's status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from translators.errors import (
+    GatewayError,
+    GenerationError,
+    IncompleteGeneration,
+    ServiceUnavailable,
+)
+
+log = logging.getLogger(__name__)
+
+_KEPT_ALIVE: Final = 4.0
+"""Seconds an idle connection is kept: less than the 5 of vLLM's own default."""
+_INLINE_BODY: Final = 1024 * 1024
+"""Bytes of a request body above which it is sent in pieces."""
+_SMALL: Final = 4 * 1024 * 1024
+"""Bytes of an ordinary answer."""
+_RETRY_AFTER: Final = range(1, 3601)
+"""Seconds of Retry-After that are passed on; others are cut to this range."""
+_OK: Final = 200
+_BUSY: Final = (429, 503)
+_CLIENT_ERRORS: Final = range(400, 500)
+_JSON: Final = {"Content-Type": "application/json"}
+STREAM_TYPE: Final = "text/event-stream"
+
+
+class ConnectionFailedError(Exception):
+    """No byte of an answer came. `reached` says whether there was a connection at all."""
+
+    def __init__(self, *, reached: bool) -> None:
+        super().__init__("broken" if reached else "unreachable")
+        self.reached = reached
+
+    def answer(self) -> GatewayError:
+        """What the client is told when nobody else can be asked."""
+        if self.reached:
+            return IncompleteGeneration("the engine's connection broke")
+        return ServiceUnavailable("the engine cannot be reached", retry_after=_RETRY_AFTER[0])
+
+
+class AnswerTooLargeError(Exception):
+    """An answer exceeds its bound."""
+
+
+class Client:
+    """Connections to one server. `url` may have a path, which comes before vLLM's own."""
+
+    def __init__(self, url: str, *, api_key: str | None, connect_timeout: float) -> None:
+        base = URL(url)
+        self.name = str(base.with_user(None).with_query(None).with_fragment(None))
+        self._base = self.name.rstrip("/")
+        headers = {"Accept-Encoding": "identity", "User-Agent": "mindie-gateway"}
+        if api_key is not None:
+            headers["Authorization"] = f"Bearer {api_key}"
+        # Streams may last for hours: what bounds them are the clocks of contract §5.
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout)
+        self._pooled = _session(headers, timeout, keepalive_timeout=_KEPT_ALIVE)
+        self._fresh = _session(headers, timeout, force_close=True)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._pooled.close()
+        await self._fresh.close()
+
+    async def stream(
+        self, path: str, document: Any, *, fresh: bool = False
+    ) -> aiohttp.ClientResponse:
+        """Ask for server-sent events; returns when the answer's head is there.
+
+        `fresh` takes a new connection, for when a kept one was dead. The caller
+        closes the response. Raises ConnectionFailedError and GatewayError.
+        """
+        response = await self._send("POST", path, document, fresh=fresh)
+        try:
+            _check_head(self.name, response)
+            if response.content_type != STREAM_TYPE:
+                raise IncompleteGeneration("the engine's answer is no stream")
+        except GatewayError as error:
+            log.warning("%s answers a request with %d: %s", self.name, response.status, error)
+            response.release()
+            raise
+        return response
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        document: Any = None,
+        *,
+        within: float,
+        limit: int = _SMALL,
+        fresh: bool = False,
+    ) -> bytes:
+        """The body of a 200. Raises ConnectionFailedError, AnswerTooLargeError, GatewayError."""
+        try:
+            async with asyncio.timeout(within):
+                response = await self._send(method, path, document, fresh=fresh)
+                try:
+                    _check_head(self.name, response)
+                    return await _whole_body(response, limit)
+                finally:
+                    # Closes the connection unless the whole answer was read.
+                    response.release()
+        except TimeoutError:
+            raise IncompleteGeneration("the engine did not answer in time") from None
+        except (aiohttp.ClientError, ConnectionError):
+            raise IncompleteGeneration("the engine's connection broke") from None
+
+    async def _send(
+        self, method: str, path: str, document: Any, *, fresh: bool
+    ) -> aiohttp.ClientResponse:
+        session = self._fresh if fresh else self._pooled
+        try:
+            response = await session.request(
+                method,
+                self._base + path,
+                data=None if document is None else _body(document),
+                headers=None if document is None else _JSON,
+                allow_redirects=False,
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+            raise ConnectionFailedError(reached=False) from None
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError):
+            raise ConnectionFailedError(reached=True) from None
+        except aiohttp.ClientError as error:
+            log.warning("%s answers no valid HTTP: %s", self.name, type(error).__name__)
+            raise IncompleteGeneration("the engine's answer is not valid HTTP") from None
+        _break_with_connection(response)
+        return response
+
+
+def _session(
+    headers: Mapping[str, str], timeout: aiohttp.ClientTimeout, **connector: Any
+) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, **connector),
+        headers=headers,
+        timeout=timeout,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+    )
+
+
+def _break_with_connection(response: aiohttp.ClientResponse) -> None:
+    """Wake whoever reads this answer when its connection goes without a word.
+
+    aiohttp closes a connection on which it finds malformed chunks, but tells
+    the reader of the body nothing, who would wait for ever.
+    """
+    content, connection = response.content, response.connection
+    protocol = None if connection is None else connection.protocol
+    closed = None if protocol is None else protocol.closed
+    if closed is None or content.is_eof():
+        return
+
+    def broken(_: object) -> None:
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(aiohttp.ClientPayloadError("malformed body"))
+
+    def ended() -> None:
+        closed.remove_done_callback(broken)
+
+    closed.add_done_callback(broken)
+    content.on_eof(ended)
+    # One per connection, however many requests it carries.
+    closed.remove_done_callback(_look_at)
+    closed.add_done_callback(_look_at)
+
+
+def _look_at(closed: asyncio.Future[None]) -> None:
+    """Take note of how a connection ended, or asyncio would complain that nobody did."""
+    if not closed.cancelled():
+        closed.exception()
+
+
+def _body(document: Any) -> bytes | io.BytesIO:
+    encoded = orjson.dumps(document)
+    return encoded if len(encoded) <= _INLINE_BODY else io.BytesIO(encoded)
+
+
+async def _whole_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    body = bytearray()
+    async for block in response.content.iter_any():
+        body += block
+        if len(body) > limit:
+            raise AnswerTooLargeError
+    return bytes(body)
+
+
+def _check_head(name: str, response: aiohttp.ClientResponse) -> None:
+    """Raise the GatewayError that stands for anything but a readable 200."""
+    if response.status != _OK:
+        log.debug("%s answers %s with %d", name, response.url.path, response.status)
+        raise refusal(response.status, response.headers.get("Retry-After"))
+    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise IncompleteGeneration("the engine's answer is compressed")
+
+
+def refusal(status: int, retry_after: str | None = None) -> GatewayError:
+    """The contract's error for an upstream's status (contract §1).
+
+    The upstream's own text stays behind: it may quote the prompt.
+    """
+    if status in _BUSY:
+        return ServiceUnavailable("the engine is busy", retry_after=seconds_of(retry_after))
+    if status in _CLIENT_ERRORS:
+        return GenerationError("the engine refuses this request")
+    return IncompleteGeneration("the engine failed on this request")
+
+
+def seconds_of(retry_after: str | None) -> int:
+    """A Retry-After header, seconds or a date, as whole seconds within reason."""
+    if retry_after is None:
+        return _RETRY_AFTER[0]
+    seconds = int(retry_after[:9]) if retry_after.isdecimal() else _until(retry_after)
+    return min(max(seconds, _RETRY_AFTER[0]), _RETRY_AFTER[-1])
+
+
+def _until(date: str) -> int:
+    try:
+        return round(parsedate_to_datetime(date).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return 0

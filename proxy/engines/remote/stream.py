@@ -1,0 +1,312 @@
+"""The tokens of one request, read from the upstream when their reader asks for them.
+
+There is no task and no queue between the socket and the reader: while a slow
+client blocks the reader, nothing is read, and TCP holds the upstream back. What
+aiohttp buffers meanwhile is bounded by its own 128 KiB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, Final, Protocol
+
+import aiohttp
+
+from proxy.engines.base import EngineRequest
+from proxy.engines.remote.chunks import DONE, BadChunkError, Chunk, read_chunk
+from proxy.engines.remote.client import refusal
+from proxy.engines.remote.sse import LineTooLongError, SseSplitter
+from proxy.engines.stream import TokenStream
+from translators.errors import IncompleteGeneration
+from translators.tokens import Alternative, Finish, FinishReason, Token
+
+log = logging.getLogger(__name__)
+
+_LINE: Final = 64 * 1024
+"""Bytes of one event, and for each prompt token, which the first event repeats:"""
+_PER_PROMPT_TOKEN: Final = 12
+_HELD: Final = 64
+"""Tokens without text that are looked at again at the end."""
+_REST: Final = 1.0
+"""Seconds that an upstream gets to say the rest after the last token."""
+_REST_BYTES: Final = 64 * 1024
+_NO_ID: Final = -1
+"""The id of a token whose id the upstream does not tell."""
+_BROKEN: Final = (aiohttp.ClientError, ConnectionError)
+
+
+class Source(Protocol):
+    """What a stream asks of its upstream."""
+
+    name: str
+
+    @property
+    def tells_queue_time(self) -> bool:
+        """Whether the last event of an answer says how long its request waited."""
+
+    def decoding(self, change: int) -> None:
+        """One stream more (1) has got its first token, or one fewer (-1) goes on."""
+
+    def batch_size(self) -> int:
+        """Sequences that run there now, by the rule of docs/sidecar.md."""
+
+    def queue_estimate(self) -> float:
+        """Seconds that requests wait there now, where nobody tells it for each."""
+
+    async def cut(self, begun: list[int], ids: list[int], text: str) -> list[str]:
+        """The text of a merged chunk, token by token; `begun` gave no text before it."""
+
+    async def spelled(self, token_id: int) -> str:
+        """A token's text by itself; empty where the server does not tell."""
+
+    async def tail(self, ids: list[int]) -> str:
+        """What tokens without text hold of an incomplete character."""
+
+    def left(self) -> None:
+        """A stream has ended, however it did. Called once for each."""
+
+    def suspect(self) -> None:
+        """A connection broke: look after the upstream soon."""
+
+    def keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run beside everything else, until the engine closes."""
+
+
+class RemoteStream(TokenStream):
+    """One answer of one upstream. `sent` is the loop time at which it was asked for."""
+
+    def __init__(
+        self, source: Source, response: aiohttp.ClientResponse, request: EngineRequest, sent: float
+    ) -> None:
+        super().__init__(self._hang_up)
+        self.last_push = sent
+        self._source = source
+        self._response = response
+        self._lines = SseSplitter(_LINE + _PER_PROMPT_TOKEN * len(request.prompt))
+        self._top = request.sampling.logprobs
+        self._previous = sent
+        self._count = 0
+        self._held: list[int] = []
+        self._carried = ""
+        self._last: Token | None = None
+        self._away = False
+        self._gone = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether the reader waits here. A blocked reader leaves the tokens in the socket."""
+        return not self._pending and not self._ended and not self._away
+
+    async def accepted(self, grace: float) -> None:
+        """Wait at most `grace` seconds for a first word, since it may be a refusal.
+
+        vLLM checks some things only after its 200. Raises that refusal.
+        """
+        deadline = self._loop.time() + grace
+        while not self._pending and not self._ended and self._loop.time() < deadline:
+            await self._read(within=deadline - self._loop.time())
+        self.raise_if_failed()
+
+    async def __anext__(self) -> list[Token]:
+        self._away = False
+        while not self._pending and not self._ended:
+            await self._read(within=None if self._last is None else _REST)
+        self._away = True
+        return await super().__anext__()
+
+    async def _read(self, within: float | None) -> None:
+        try:
+            block = await self._block(within)
+            if not block:
+                self._body_ended()
+                return
+            now = self._loop.time()
+            for payload in self._lines.feed(block):
+                await self._take(payload, now)
+                if self._ended:
+                    return
+        except TimeoutError:
+            self._deliver_last()
+        except _BROKEN:
+            self._break("the engine's connection broke")
+        except (BadChunkError, LineTooLongError) as error:
+            self._break("the engine's answer makes no sense", type(error).__name__)
+
+    async def _block(self, within: float | None) -> bytes:
+        """Everything that has arrived; empty at the end."""
+        if within is None:
+            return await self._response.content.readany()
+        async with asyncio.timeout(within):
+            return await self._response.content.readany()
+
+    async def _take(self, payload: bytes, now: float) -> None:
+        if payload == DONE:
+            self._body_ended()
+            return
+        chunk = read_chunk(payload)
+        token_id = self._lone(chunk)
+        if token_id is not None:
+            self._emit(token_id, chunk.text, now - self._previous, None)
+            self._previous = now
+        elif chunk.status is not None:
+            log.info("%s: status %d within a stream", self._source.name, chunk.status)
+            self.fail(refusal(chunk.status))
+        elif self._last is not None:
+            self._last = self._last._replace(waited=chunk.queued or 0.0)
+        else:
+            await self._several(chunk, now)
+
+    def _lone(self, chunk: Chunk) -> int | None:
+        """The token of a chunk that holds one and nothing else, as nearly all do."""
+        ids = chunk.ids
+        if ids is None or len(ids) != 1 or chunk.reason is not None:
+            return None
+        return ids[0] if self._top is None and not self._carried else None
+
+    async def _several(self, chunk: Chunk, now: float) -> None:
+        """Any number of tokens, an end, or both."""
+        ids, text = self._ids(chunk), self._carried + chunk.text
+        self._carried = "" if ids else text
+        if not ids:
+            if chunk.reason is not None:
+                self._finish_without_token(chunk.reason)
+            return
+        texts = await self._texts(ids, text, chunk)
+        times = self._times(len(ids), now - self._previous)
+        for index, token_id in enumerate(ids):
+            ends = chunk.reason if index == len(ids) - 1 else None
+            finish = None if ends is None else await self._finish(token_id, texts[index], ends)
+            likely = await self._likely(chunk, index)
+            self._emit(token_id, texts[index], times[index], finish, *likely)
+        self._previous = now
+
+    async def _likely(
+        self, chunk: Chunk, index: int
+    ) -> tuple[float | None, tuple[Alternative, ...]]:
+        """The log probability of one token, and the likeliest ones in its place."""
+        if not chunk.logprobs or index >= len(chunk.logprobs):
+            return None, ()
+        told = chunk.logprobs[index]
+        ranked = told.top[: self._top]
+        top = [Alternative(other, await self._source.spelled(other), p) for other, p in ranked]
+        return told.own, tuple(top)
+
+    def _ids(self, chunk: Chunk) -> list[int]:
+        if chunk.ids is not None:
+            return chunk.ids
+        ended_silently = chunk.reason is not None and not chunk.text
+        count = int(not ended_silently) if chunk.total is None else chunk.total - self._count
+        return [_NO_ID] * max(count, 0)
+
+    async def _texts(self, ids: list[int], text: str, chunk: Chunk) -> list[str]:
+        """The texts of a chunk's tokens; the end token has none."""
+        ends = chunk.reason is FinishReason.END and len(ids) > 1
+        spoken = ids[:-1] if ends else ids
+        if chunk.ids is None or len(spoken) == 1:
+            texts = [""] * (len(spoken) - 1) + [text]
+        else:
+            texts = await self._source.cut(self._held, spoken, text)
+        return [*texts, ""] if ends else texts
+
+    def _times(self, count: int, elapsed: float) -> list[float]:
+        """Seconds before each token of a chunk: shared evenly, but for the first chunk."""
+        if not self._count:
+            return [elapsed] + [0.0] * (count - 1)
+        return [elapsed / count] * count
+
+    async def _finish(self, token_id: int, text: str, reason: FinishReason) -> Finish:
+        held = [] if text else self._held
+        if not text and reason is not FinishReason.END:
+            held = [*held, token_id]
+        known = [item for item in held if item != _NO_ID]
+        return Finish(reason, await self._source.tail(known) if known else "")
+
+    def _finish_without_token(self, reason: FinishReason) -> None:
+        if reason is FinishReason.END or self._carried:
+            # An end token that the upstream does not count among its ids.
+            latency = self._loop.time() - self._previous
+            self._emit(_NO_ID, self._carried, latency, Finish(reason))
+        else:
+            self._deliver_last()
+            self.stop()
+
+    def _emit(
+        self,
+        token_id: int,
+        text: str,
+        latency: float,
+        finish: Finish | None,
+        logprob: float | None = None,
+        top: tuple[Alternative, ...] = (),
+    ) -> None:
+        waited = 0.0
+        if not self._count:
+            self._source.decoding(1)
+            waited = min(self._source.queue_estimate(), latency)
+        self._count += 1
+        if text:
+            self._held.clear()
+        elif len(self._held) < _HELD:
+            self._held.append(token_id)
+        batch_size = self._source.batch_size()
+        token = Token(token_id, text, latency, waited, batch_size, finish, logprob, top)
+        if finish is None:
+            self.push(token)
+        else:
+            self._last = token
+            if not self._source.tells_queue_time:
+                self._deliver_last()
+
+    def _deliver_last(self) -> None:
+        """Hand over the token with the finish, if it is there, and let the upstream go."""
+        if self._last is not None:
+            self.push(self._last)
+            self._let_go()
+
+    def _body_ended(self) -> None:
+        self._deliver_last()
+        if not self._ended:
+            self._break("the engine's answer ended early")
+
+    def _break(self, message: str, why: str = "") -> None:
+        if self._ended:
+            # Ended here, which closed the connection: no news.
+            return
+        self._deliver_last()
+        if not self._ended:
+            log.warning("%s: %s %s", self._source.name, message, why)
+            self._source.suspect()
+            self.fail(IncompleteGeneration(message))
+
+    def _hang_up(self) -> None:
+        """Ended before the upstream did: its connection is closed, and it aborts the request."""
+        self._response.close()
+        self._count_out()
+
+    def _let_go(self) -> None:
+        """Ended by the upstream: its connection is free again after the last bytes."""
+        self._count_out()
+        if not self._response.content.is_eof():
+            self._source.keep(self._read_rest())
+
+    def _count_out(self) -> None:
+        if self._gone:
+            return
+        self._gone = True
+        if self._count:
+            self._source.decoding(-1)
+        self._source.left()
+
+    async def _read_rest(self) -> None:
+        size = 0
+        try:
+            async with asyncio.timeout(_REST):
+                while size <= _REST_BYTES and (block := await self._response.content.readany()):
+                    size += len(block)
+        except (TimeoutError, *_BROKEN):
+            log.debug("%s does not end its answer", self._source.name)
+        finally:
+            # Frees the connection after the end, closes it before.
+            self._response.release()

@@ -1,0 +1,220 @@
+"""One vLLM server: whether it is up, what it can do, how busy it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import aiohttp
+
+from proxy.engines.base import Load
+from proxy.engines.remote.client import AnswerTooLargeError, Client, ConnectionFailedError
+from proxy.engines.remote.gauges import Gauges, read_gauges
+from proxy.engines.remote.pieces import Pieces
+from proxy.engines.remote.probe import Profile, UnfitError, detokenize, probe
+from translators.errors import GatewayError, ServiceUnavailable
+
+log = logging.getLogger(__name__)
+
+_DOWN_PERIOD: Final = 0.5
+"""Seconds between looks at a server that is not up."""
+_CHECK_WITHIN: Final = 5.0
+"""Seconds that /health and /metrics may take: a busy server is slow, not down."""
+_STRIKES: Final = 2
+"""Checks in a row without an answer, after which a server counts as down."""
+
+Fits = Callable[[Profile], str | None]
+"""Why a server with this profile cannot serve beside the others; None when it can."""
+Keep = Callable[[Coroutine[Any, Any, None]], None]
+
+
+class Upstream:
+    """One server and the requests that this process has there.
+
+    `up` servers take work; `outstanding` counts the requests handed to it,
+    `_decoding` those of them that have got a first token.
+    """
+
+    def __init__(self, client: Client, *, priority: bool, period: float, keep: Keep) -> None:
+        self.client = client
+        self.name = client.name
+        self.keep = keep
+        self.up = False
+        self.outstanding = 0
+        self.picked = 0
+        """When it got its last request, as a count of all: equals take turns."""
+        self.gauges: Gauges | None = None
+        self._profile: Profile | None = None
+        self._pieces = Pieces(self._detokenize)
+        self._decoding = 0
+        self._others = 0
+        self._queue_mean = 0.0
+        self._priority = priority
+        self._period = period
+        self._strikes = 0
+        self._complaint: str | None = None
+        self._look_now = asyncio.Event()
+
+    @property
+    def profile(self) -> Profile:
+        """What the server can do. ServiceUnavailable before it was up for the first time."""
+        if self._profile is None:
+            raise ServiceUnavailable("the engine cannot be reached", retry_after=1)
+        return self._profile
+
+    @property
+    def model(self) -> str:
+        """The name that its requests carry."""
+        return self.profile.names[0]
+
+    @property
+    def tells_queue_time(self) -> bool:
+        return self.profile.queue_time
+
+    async def watch(self, fits: Fits, changed: Callable[[], None]) -> None:
+        """Look after the server for ever; `changed` is called when it comes or goes."""
+        while True:
+            before = self.up
+            await self._check(fits)
+            if self.up is not before:
+                changed()
+            try:
+                async with asyncio.timeout(self._period if self.up else _DOWN_PERIOD):
+                    await self._look_now.wait()
+            except TimeoutError:
+                pass
+            self._look_now.clear()
+
+    async def _check(self, fits: Fits) -> None:
+        try:
+            await self.client.ask("GET", "/health", within=_CHECK_WITHIN)
+            if not self.up:
+                await self._come_up(fits)
+            await self._read_gauges()
+            self._strikes = 0
+        except ConnectionFailedError as failure:
+            self._strike(fatal=not failure.reached, why="cannot be reached")
+        except ServiceUnavailable:
+            self._strike(fatal=True, why="says that it is not well")
+        except GatewayError as error:
+            self._strike(fatal=False, why=error.message)
+        except (UnfitError, AnswerTooLargeError) as error:
+            self._take_out(f"cannot be used: {error}")
+
+    async def _come_up(self, fits: Fits) -> None:
+        profile = await probe(self.client, priority=self._priority)
+        objection = fits(profile)
+        if objection is not None:
+            raise UnfitError(objection)
+        self._profile = profile
+        self._complaint = None
+        self.up = True
+        log.info("%s takes work", self.name)
+
+    async def _read_gauges(self) -> None:
+        before = self._decoding
+        try:
+            page = await self.client.ask("GET", "/metrics", within=_CHECK_WITHIN)
+        except (GatewayError, AnswerTooLargeError):
+            # Nice to have: the server may well run without.
+            self.gauges = None
+            return
+        gauges = read_gauges(page)
+        if gauges is not None:
+            self._note(gauges, max(before, self._decoding))
+        self.gauges = gauges
+
+    def _note(self, gauges: Gauges, own: int) -> None:
+        """What the reading says about the others, given our own running requests."""
+        self._others = max(gauges.running - own, 0)
+        if self.gauges is not None:
+            ended = gauges.queue_count - self.gauges.queue_count
+            waited = gauges.queue_seconds - self.gauges.queue_seconds
+            if ended > 0:
+                self._queue_mean = max(waited / ended, 0.0)
+
+    def suspect(self) -> None:
+        """A connection broke: look soon instead of at the next turn."""
+        self._look_now.set()
+
+    def refused(self) -> None:
+        """Nobody listens there: take it out at once."""
+        self._take_out("cannot be reached")
+        self.suspect()
+
+    def _strike(self, *, fatal: bool, why: str) -> None:
+        self._strikes += 1
+        if fatal or self._strikes >= _STRIKES:
+            self._take_out(why)
+
+    def _take_out(self, why: str) -> None:
+        was_up, self.up = self.up, False
+        self._others = 0
+        if was_up or why != self._complaint:
+            self._complaint = why
+            log.warning("%s %s: no work is given to it", self.name, why)
+
+    async def open(self, document: dict[str, Any], *, fresh: bool) -> aiohttp.ClientResponse:
+        """The head of a streamed completion; raises as `Client.stream` does."""
+        return await self.client.stream("/v1/completions", document, fresh=fresh)
+
+    def load(self) -> Load | None:
+        """As /metrics last told; None for a server that is down or does not tell."""
+        if not self.up or self.gauges is None:
+            return None
+        gauges = self.gauges
+        return Load(
+            running=gauges.running,
+            waiting=gauges.waiting,
+            kv_cache_usage=gauges.kv_cache_usage,
+            preemptions=gauges.preemptions,
+            prefix_queries=gauges.prefix_queries,
+            prefix_hits=gauges.prefix_hits,
+        )
+
+    def decoding(self, change: int) -> None:
+        self._decoding += change
+
+    def left(self) -> None:
+        self.outstanding -= 1
+
+    def batch_size(self) -> int:
+        """Our requests past their first token, and the others as /metrics last showed them."""
+        return self._decoding + self._others
+
+    def queue_estimate(self) -> float:
+        """0 where each request is told its own time; else the mean of those that ended lately."""
+        if self.profile.queue_time or self.gauges is None:
+            return 0.0
+        return self._queue_mean
+
+    async def cut(self, begun: list[int], ids: list[int], text: str) -> list[str]:
+        if self.profile.detokenize:
+            try:
+                return await self._pieces.cut(begun, ids, text)
+            except GatewayError as error:
+                log.debug("%s: a merged chunk stays whole: %s", self.name, error.message)
+        return [""] * (len(ids) - 1) + [text]
+
+    async def tail(self, ids: list[int]) -> str:
+        if not self.profile.detokenize:
+            return ""
+        try:
+            return await self._pieces.tail(ids)
+        except GatewayError as error:
+            log.debug("%s: a tail is lost: %s", self.name, error.message)
+            return ""
+
+    async def spelled(self, token_id: int) -> str:
+        if not self.profile.detokenize:
+            return ""
+        try:
+            return await self._pieces.spelled(token_id)
+        except GatewayError as error:
+            log.debug("%s does not spell a token: %s", self.name, error.message)
+            return ""
+
+    async def _detokenize(self, ids: list[int]) -> str:
+        return await detokenize(self.client, self.model, ids)

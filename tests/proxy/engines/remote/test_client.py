@@ -1,0 +1,114 @@
+"""HTTP with one server, where `test_faults` does not look."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from email.utils import formatdate
+
+import pytest
+
+from proxy.engines.remote.client import (
+    AnswerTooLargeError,
+    Client,
+    ConnectionFailedError,
+    seconds_of,
+)
+from tests.fake_vllm import EVENT_STREAM, Call, FakeVllm, fake_vllm
+from translators.errors import IncompleteGeneration
+
+
+def client_of(server: FakeVllm, path: str = "", **options: str) -> Client:
+    return Client(server.url + path, api_key=options.get("api_key"), connect_timeout=1.0)
+
+
+async def test_the_key_goes_along_and_compression_is_not_asked_for() -> None:
+    async with fake_vllm() as server:
+        client = client_of(server, api_key="s3cret")
+        document = {"model": "smol", "prompt": [1], "max_tokens": 2, "min_p": 0.0}
+        (await client.stream("/v1/completions", document)).close()
+        (call,) = server.calls
+        assert call.headers["authorization"] == "Bearer s3cret"
+        assert call.headers["accept-encoding"] == "identity"
+        await client.close()
+
+
+async def test_a_path_in_the_url_comes_first_and_names_show_no_more() -> None:
+    async with fake_vllm() as server:
+        client = client_of(server, "/base/")
+        with pytest.raises(Exception, match="refuses"):
+            await client.ask("GET", "/version", within=1)
+        assert server.asked == ["/base/version"]
+        assert client.name == f"{server.url}/base/"
+        await client.close()
+
+
+async def test_nobody_there() -> None:
+    async with fake_vllm() as server:
+        client = client_of(server)
+    with pytest.raises(ConnectionFailedError) as caught:
+        await client.ask("GET", "/health", within=1)
+    assert not caught.value.reached
+    await client.close()
+
+
+async def test_answers_are_bounded_in_size_and_time() -> None:
+    async with fake_vllm(metrics="x" * 5000) as server:
+        client = client_of(server)
+        assert len(await client.ask("GET", "/metrics", within=1, limit=5000)) == 5000
+        with pytest.raises(AnswerTooLargeError):
+            await client.ask("GET", "/metrics", within=1, limit=4999)
+
+        async def silent(call: Call) -> None:
+            await call.send(EVENT_STREAM)
+            await call.gone.wait()
+
+        server.answer = silent
+        document = {"max_tokens": 2}
+        with pytest.raises(IncompleteGeneration, match="in time"):
+            await client.ask("POST", "/v1/completions", document, within=0.1)
+        await asyncio.wait_for(server.calls[0].gone.wait(), 1)
+        await client.close()
+
+
+async def test_a_large_question_is_sent_whole() -> None:
+    async with fake_vllm() as server:
+        client = client_of(server)
+        prompt = "word " * 500_000
+        document = {"prompt": prompt, "model": "smol", "max_tokens": 2}
+        (await client.stream("/v1/completions", document)).close()
+        assert server.calls[0].document["prompt"] == prompt
+        await client.close()
+
+
+async def test_connections_that_break_leave_no_complaint(caplog: pytest.LogCaptureFixture) -> None:
+    async with fake_vllm() as server:
+        client = client_of(server)
+        for _ in range(3):
+            await client.ask("GET", "/version", within=1)
+        assert server.connections == 1
+    await client.close()
+    gc.collect()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, 1),
+        ("0", 1),
+        ("5", 5),
+        ("99999", 3600),
+        ("-3", 1),
+        ("1.5", 1),
+        ("", 1),
+        ("Wed, 99 Foo 2015 07:28:00 GMT", 1),
+    ],
+)
+def test_retry_after_is_a_number_of_seconds_within_reason(header: str | None, seconds: int) -> None:
+    assert seconds_of(header) == seconds
+
+
+def test_retry_after_may_be_a_date() -> None:
+    assert 95 <= seconds_of(formatdate(time.time() + 100, usegmt=True)) <= 100
