@@ -27,6 +27,7 @@ CHART_CASES: Final[dict[str, dict[str, Any]]] = {
         "image": {"repository": "mindie-gateway-ascend"},
         "model": {"claimName": "model", "path": "/models/llama3-70b", "servedName": "llama3-70b"},
         "gateway": {"contract": "server", "full-text": True, "triton-dialect": False},
+        "gatewayEnv": [{"name": "ALLOWED_MEDIA_DOMAINS_ENV", "value": "images.example.com"}],
         "vllmArgs": ["--max-model-len=8192"],
         "tls": {"secretName": "gateway-tls"},
         "apiKeys": {"secretName": "gateway-keys"},
