@@ -32,6 +32,8 @@ async def read_body(request: web.Request, *, limit: int, timeout: float) -> byte
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.strip().lower() != "identity":
         raise UnsupportedEncoding("a request body with Content-Encoding is not accepted")
+    if request.headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
+        raise BadRequest("of transfer codings only chunked is understood")
     if request.content_length is not None and request.content_length > limit:
         raise _too_large(limit)
     connection = cast(Connection, request.protocol)
