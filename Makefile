@@ -10,7 +10,7 @@ ENGINE_ENV = \
 	TEST_MODEL="$(CURDIR)/.cache/models/smollm2-135m-instruct" \
 	TEST_TINY_MODEL="$(CURDIR)/.cache/models/tiny-llama" \
 	VLLM_CPU_KVCACHE_SPACE=2 VLLM_LOGGING_LEVEL=ERROR VLLM_NO_USAGE_STATS=1
-E2E = -m pytest -m e2e --timeout 600 $(PYTEST_ARGS)
+E2E = -m pytest -m e2e --ignore tests/deploy --timeout 600 $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
