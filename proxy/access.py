@@ -54,6 +54,10 @@ class Access:
         with share:
             yield key.name
 
+    def guards(self, group: Group) -> bool:
+        """Whether the routes of `group` want a key."""
+        return self._ring(group) is not None
+
     def _ring(self, group: Group) -> KeyRing | None:
         if group is Group.HEALTH:
             return None

@@ -117,7 +117,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
 def _answer(request: web.Request, error: GatewayError) -> web.Response:
     if request.writer.output_size > 0:
         raise ConnectionError("a response is under way: it is cut off, not followed by another")
-    response = error_response(error)
+    response = error_response(error, openai=_is_openai(request.path))
     uninvited = "Expect" in request.headers and not request.content.is_eof()
     if uninvited or isinstance(error, BadRequest):
         # Nobody knows where the body ends, so no request can follow it.
@@ -131,9 +131,15 @@ def _from_http(error: web.HTTPException) -> GatewayError:
     return BadRequest(error.reason)
 
 
-def error_response(error: GatewayError) -> web.Response:
-    """The JSON answer of a failure before the first byte (contract §1)."""
-    response = web.Response(status=error.status, body=error.body(), content_type="application/json")
+def _is_openai(path: str) -> bool:
+    """Whether clients of the OpenAI API ask there; the list of models is also the contract's."""
+    return path.startswith("/v1/") and path != "/v1/models"
+
+
+def error_response(error: GatewayError, *, openai: bool = False) -> web.Response:
+    """The JSON answer of a failure before the first byte (contract §1), or OpenAI's."""
+    body = error.openai_body() if openai else error.body()
+    response = web.Response(status=error.status, body=body, content_type="application/json")
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
     if isinstance(error, Unauthorized):

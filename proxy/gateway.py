@@ -6,7 +6,8 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Final
 
@@ -77,6 +78,7 @@ class Gateway:
         self._info: ModelInfo | None = None
         self._generated_ids = itertools.count(1)
         self._warned_priority = False
+        self._passing = 0
         self.metrics.ready.set_function(lambda: self.obstacle is None and self.state is State.READY)
         self.metrics.stalled.set_function(lambda: self.watchdog.stalled)
         self.metrics.waiting.set_function(self._waiting)
@@ -115,6 +117,20 @@ class Gateway:
         admission.limit = settings.max_requests or _ADMITTED_PER_SEQUENCE * sequences
         running = settings.max_running or _RUNNING_PER_SEQUENCE * sequences
         admission.running_limit = min(running, admission.limit)
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """One request that goes through to the engine's own API is under way."""
+        self._passing += 1
+        try:
+            yield
+        finally:
+            self._passing -= 1
+
+    @property
+    def under_way(self) -> int:
+        """Requests that a drain waits for: admitted, or passing through."""
+        return self.admission.in_use + self._passing
 
     def _waiting(self) -> float:
         with_engine = 0 if self._engine is None else self._engine.load().waiting

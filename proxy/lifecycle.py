@@ -177,7 +177,7 @@ class Process:
             self.gateway.enter(State.DRAINING)
         self.gateway.admission.refuse_waiting(self.gateway.unavailable())
         if not await self._wait_until_idle(self.settings.drain_timeout):
-            log.warning("drain deadline: breaking %d requests", self.gateway.admission.in_use)
+            log.warning("drain deadline: breaking %d requests", self.gateway.under_way)
             self.gateway.live.break_all(ServiceUnavailable("the server is shutting down"))
             await self._wait_until_idle(_LAST_WORDS)
 
@@ -192,9 +192,9 @@ class Process:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         # Admitted, not live: a request that the engine is just taking counts as well.
-        while self.gateway.admission.in_use and loop.time() < deadline:
+        while self.gateway.under_way and loop.time() < deadline:
             await asyncio.sleep(_POLL)
-        return not self.gateway.admission.in_use
+        return not self.gateway.under_way
 
     def _on_death(self, reason: str) -> None:
         """The engine is gone: break what runs, refuse what comes, and end unless told to stay."""

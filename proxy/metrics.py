@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from http import HTTPStatus
 
 from prometheus_client import (
     REGISTRY,
@@ -230,6 +231,15 @@ class Account:
 
     def succeeded(self) -> None:
         self.outcome = Outcome.SUCCEEDED
+
+    def passed_on(self, status: int) -> None:
+        """An answer of the engine's own API went through whole; its status says how it ended."""
+        if status < HTTPStatus.BAD_REQUEST:
+            self.outcome = Outcome.SUCCEEDED
+        elif status < HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.SERVICE_UNAVAILABLE:
+            self.outcome = Outcome.REFUSED
+        else:
+            self.outcome = Outcome.FAILED
 
     def refused_or_failed(self, error: GatewayError) -> None:
         """An error before the first byte. What the engine has taken is not refused any more."""

@@ -12,6 +12,7 @@ from proxy.handlers import health, metadata, tgi
 from proxy.handlers.generate import generate
 from proxy.handlers.generate_stream import generate_stream
 from proxy.handlers.infer import infer
+from proxy.handlers.openai import models, openai
 from proxy.handlers.stop_infer import stop_infer
 from proxy.handlers.stop_service import stop_service
 from proxy.listeners import Listener
@@ -42,7 +43,8 @@ ROUTES: Final = (
     Route("GET", "/v2", metadata.server_metadata),
     Route("GET", _MODEL, metadata.model_metadata),
     Route("GET", f"{_MODEL}/config", metadata.model_config),
-    Route("GET", "/v1/models", metadata.openai_models),
+    Route("GET", "/v1/models", models),
+    Route("*", "/v1/{rest:.*}", openai),
     Route("GET", "/info", metadata.tgi_info, Group.MANAGEMENT, Listener.MANAGEMENT),
     Route(
         "GET", f"{_MODEL}/getSlotCount", metadata.slot_count, Group.MANAGEMENT, Listener.MANAGEMENT

@@ -170,6 +170,8 @@ class FakeVllm:
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     calls: list[Call] = field(default_factory=list)
     """Completions, the probe's excepted."""
+    others: dict[str, Answer] = field(default_factory=dict)
+    """Answers to other paths."""
     asked: list[str] = field(default_factory=list)
     """Paths of all requests."""
     connections: int = 0
@@ -220,6 +222,9 @@ class FakeVllm:
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         method, path, _ = start.split()
         self.asked.append(path)
+        if path in self.others:
+            call = Call(self, {"method": method, "body": body}, headers, writer)
+            return await self._attend(call, self.others[path], reader)
         if (method, path) == ("POST", "/v1/completions"):
             call = Call(self, orjson.loads(body), headers, writer)
             return await self._complete(call, reader)
@@ -282,6 +287,10 @@ class FakeVllm:
         if not is_probe:
             self.calls.append(call)
         answer = self.answer if self.answer is not None and not is_probe else self._answer
+        return await self._attend(call, answer, reader)
+
+    async def _attend(self, call: Call, answer: Answer, reader: asyncio.StreamReader) -> bool:
+        """Play an answer until it ends or its client leaves."""
         answering = asyncio.ensure_future(answer(call))
         leaving = asyncio.ensure_future(reader.read(1))
         done, _ = await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)

@@ -51,6 +51,16 @@ class GatewayError(Exception):
         """The JSON body of a failure before the first byte (contract §1)."""
         return orjson.dumps({"error": self.message, "error_type": self.error_type})
 
+    def openai_body(self) -> bytes:
+        """The same failure as the OpenAI API words it."""
+        error = {
+            "message": self.message,
+            "type": self.error_type,
+            "param": None,
+            "code": self.status,
+        }
+        return orjson.dumps({"error": error})
+
 
 class BadRequest(GatewayError):
     """Malformed HTTP, or a body that does not arrive."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from proxy.engines.openai import OpenAIApi
 from proxy.engines.stream import TokenStream
 from proxy.media.content import PromptPart
 from translators.media_formats import MediaKind
@@ -123,6 +124,10 @@ def _sum(counts: Iterable[int | None]) -> int | None:
 
 class Engine(Protocol):
     """One engine. All methods belong to the event loop that runs the server."""
+
+    @property
+    def openai(self) -> OpenAIApi | None:
+        """The OpenAI API of the same model; None for an engine without one."""
 
     async def start(self, on_death: Callable[[str], None]) -> ModelInfo:
         """Load and get ready; takes seconds to minutes.

@@ -37,6 +37,7 @@ from proxy.engines.collector import CollectorReader
 from proxy.engines.detokenizer import make_detokenizer
 from proxy.engines.figures import SchedulerFigures
 from proxy.engines.media_prompt import CONNECTOR_NAME, MediaPrompts, Tools
+from proxy.engines.openai import OpenAIApi
 from proxy.engines.stream import TokenStream
 from proxy.engines.token_run import TokenRun
 from proxy.engines.token_tap import TokenTap
@@ -146,6 +147,7 @@ class EmbeddedEngine:
         self._background: set[asyncio.Future[Any]] = set()
         self._on_death: Callable[[str], None] = lambda reason: None
         self._dead = False
+        self.openai: OpenAIApi | None = None
         self._warned_temperature = False
 
     async def start(self, on_death: Callable[[str], None]) -> ModelInfo:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from proxy.engines.base import EngineRequest, Load, ModelInfo, Prompt
+from proxy.engines.openai import OpenAIApi
 from proxy.engines.stream import TokenStream
 from proxy.media.content import PromptPart
 from proxy.threads import joined
@@ -78,6 +79,7 @@ class StubEngine:
         self.cancelled: list[str] = []
         self.refusal: GatewayError | None = None
         self.available = True
+        self.openai: OpenAIApi | None = None
         self.start_gate = _open_gate()
         self.submit_gate = _open_gate()
         """Closed (`clear()`), it holds requests that the engine is just taking."""

@@ -11,14 +11,17 @@ import asyncio
 import io
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 import aiohttp
 import orjson
+from multidict import CIMultiDict
 from yarl import URL
 
+from proxy import SERVER_NAME
+from proxy.engines.openai import OpenAIRequest
 from translators.errors import (
     GatewayError,
     GenerationError,
@@ -40,6 +43,9 @@ _OK: Final = 200
 _BUSY: Final = (429, 503)
 _CLIENT_ERRORS: Final = range(400, 500)
 _JSON: Final = {"Content-Type": "application/json"}
+_BODILESS: Final = ("GET", "HEAD")
+BROKEN: Final = (aiohttp.ClientError, ConnectionError)
+"""How a connection's end in the middle of an answer shows."""
 STREAM_TYPE: Final = "text/event-stream"
 
 
@@ -68,13 +74,13 @@ class Client:
         base = URL(url)
         self.name = str(base.with_user(None).with_query(None).with_fragment(None))
         self._base = self.name.rstrip("/")
-        headers = {"Accept-Encoding": "identity", "User-Agent": "mindie-gateway"}
+        self._headers = {"Accept-Encoding": "identity", "User-Agent": SERVER_NAME}
         if api_key is not None:
-            headers["Authorization"] = f"Bearer {api_key}"
+            self._headers["Authorization"] = f"Bearer {api_key}"
         # Streams may last for hours: what bounds them are the clocks of contract §5.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout)
-        self._pooled = _session(headers, timeout, keepalive_timeout=_KEPT_ALIVE)
-        self._fresh = _session(headers, timeout, force_close=True)
+        self._pooled = _session(self._headers, timeout, keepalive_timeout=_KEPT_ALIVE)
+        self._fresh = _session(self._headers, timeout, force_close=True)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -122,19 +128,44 @@ class Client:
                     response.release()
         except TimeoutError:
             raise IncompleteGeneration("the engine did not answer in time") from None
-        except (aiohttp.ClientError, ConnectionError):
+        except BROKEN:
             raise IncompleteGeneration("the engine's connection broke") from None
 
     async def _send(
         self, method: str, path: str, document: Any, *, fresh: bool
     ) -> aiohttp.ClientResponse:
+        data = None if document is None else orjson.dumps(document)
+        headers = {} if document is None else _JSON
+        return await self._request(method, path, data, headers.items(), fresh=fresh)
+
+    async def forward(self, request: OpenAIRequest, *, fresh: bool) -> aiohttp.ClientResponse:
+        """Pass a client's request on as it is; its answer, whatever the status.
+
+        Our own key for the server takes the place of the client's.
+        """
+        ours = {name.lower() for name in self._headers} & {"authorization"}
+        headers = [pair for pair in request.headers if pair[0].lower() not in ours]
+        data = request.body or (None if request.method in _BODILESS else b"")
+        return await self._request(request.method, request.target, data, headers, fresh=fresh)
+
+    async def _request(
+        self,
+        method: str,
+        target: str,
+        data: bytes | None,
+        headers: Iterable[tuple[str, str]],
+        *,
+        fresh: bool,
+    ) -> aiohttp.ClientResponse:
         session = self._fresh if fresh else self._pooled
         try:
             response = await session.request(
                 method,
-                self._base + path,
-                data=None if document is None else _body(document),
-                headers=None if document is None else _JSON,
+                # Encoded: the library must not tidy up what the server has to judge.
+                URL(self._base + target, encoded=True),
+                data=None if data is None else _body(data),
+                headers=CIMultiDict(headers),
+                skip_auto_headers=("Content-Type",),
                 allow_redirects=False,
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
@@ -192,9 +223,8 @@ def _look_at(closed: asyncio.Future[None]) -> None:
         closed.exception()
 
 
-def _body(document: Any) -> bytes | io.BytesIO:
-    encoded = orjson.dumps(document)
-    return encoded if len(encoded) <= _INLINE_BODY else io.BytesIO(encoded)
+def _body(data: bytes) -> bytes | io.BytesIO:
+    return data if len(data) <= _INLINE_BODY else io.BytesIO(data)
 
 
 async def _whole_body(response: aiohttp.ClientResponse, limit: int) -> bytes:

@@ -13,6 +13,7 @@ import orjson
 
 from proxy.engines.base import EngineRequest, Load, ModelInfo, Prompt, total
 from proxy.engines.remote.client import AnswerTooLargeError, Client, ConnectionFailedError
+from proxy.engines.remote.openai import RemoteOpenAI
 from proxy.engines.remote.probe import Profile
 from proxy.engines.remote.request import completion
 from proxy.engines.remote.stream import RemoteStream
@@ -72,8 +73,8 @@ class RemoteEngine:
         self._upstreams: list[Upstream] = []
         self._first: Profile | None = None
         self._changed = asyncio.Event()
-        self._choices = itertools.count(1)
         self._background: set[asyncio.Task[None]] = set()
+        self.openai = RemoteOpenAI(self._somewhere)
 
     async def start(self, on_death: Callable[[str], None]) -> ModelInfo:
         """Ready as soon as one server is. There is no death here: servers may come back."""
@@ -171,12 +172,11 @@ class RemoteEngine:
             document = completion(
                 request, self._with_defaults(upstream.profile), try_number=next(tries)
             )
-            upstream.outstanding += 1
-            upstream.picked = next(self._choices)
+            upstream.taken()
             try:
                 response = await upstream.open(document, fresh=fresh)
             except BaseException:
-                upstream.outstanding -= 1
+                upstream.left()
                 raise
             return RemoteStream(upstream, response, request, sent)
 

@@ -16,7 +16,7 @@ import aiohttp
 
 from proxy.engines.base import EngineRequest
 from proxy.engines.remote.chunks import DONE, BadChunkError, Chunk, read_chunk
-from proxy.engines.remote.client import refusal
+from proxy.engines.remote.client import BROKEN, refusal
 from proxy.engines.remote.sse import LineTooLongError, SseSplitter
 from proxy.engines.stream import TokenStream
 from translators.errors import IncompleteGeneration
@@ -34,7 +34,6 @@ _REST: Final = 1.0
 _REST_BYTES: Final = 64 * 1024
 _NO_ID: Final = -1
 """The id of a token whose id the upstream does not tell."""
-_BROKEN: Final = (aiohttp.ClientError, ConnectionError)
 
 
 class Source(Protocol):
@@ -129,7 +128,7 @@ class RemoteStream(TokenStream):
                     return
         except TimeoutError:
             self._deliver_last()
-        except _BROKEN:
+        except BROKEN:
             self._break("the engine's connection broke")
         except (BadChunkError, LineTooLongError) as error:
             self._break("the engine's answer makes no sense", type(error).__name__)
@@ -305,7 +304,7 @@ class RemoteStream(TokenStream):
             async with asyncio.timeout(_REST):
                 while size <= _REST_BYTES and (block := await self._response.content.readany()):
                     size += len(block)
-        except (TimeoutError, *_BROKEN):
+        except (TimeoutError, *BROKEN):
             log.debug("%s does not end its answer", self._source.name)
         finally:
             # Frees the connection after the end, closes it before.

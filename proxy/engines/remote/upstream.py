@@ -43,8 +43,8 @@ class Upstream:
         self.keep = keep
         self.up = False
         self.outstanding = 0
-        self.picked = 0
-        """When it got its last request, as a count of all: equals take turns."""
+        self.picked = 0.0
+        """Loop time at which it got its last request: equals take turns."""
         self.gauges: Gauges | None = None
         self._profile: Profile | None = None
         self._pieces = Pieces(self._detokenize)
@@ -176,6 +176,11 @@ class Upstream:
 
     def decoding(self, change: int) -> None:
         self._decoding += change
+
+    def taken(self) -> None:
+        """One more request is handed to it."""
+        self.outstanding += 1
+        self.picked = asyncio.get_running_loop().time()
 
     def left(self) -> None:
         self.outstanding -= 1
