@@ -9,7 +9,7 @@ from typing import Final
 
 from aiohttp import web
 
-from proxy import SERVER_NAME
+from proxy import SERVER_NAME, legacy
 from proxy.access import Group
 from proxy.body_memory import SHARE
 from proxy.departure import ClientGone
@@ -28,6 +28,8 @@ from translators.errors import (
 log = logging.getLogger(__name__)
 
 REQUEST_UUID: Final = "RequestUUID"
+LEGACY: Final = web.RequestKey("legacy", bool)
+"""Set for requests to legacy routes."""
 CALLER: Final = web.RequestKey("caller", str)
 """The name of the API key that a request came with; absent where none was needed."""
 
@@ -38,6 +40,8 @@ def build_app(gateway: Gateway) -> web.Application:
     app[GATEWAY] = gateway
     for route in ROUTES:
         handler = _at_its_address(guarded(route.handler, route.group), route.listener)
+        if route.legacy:
+            handler = _noted(handler, route.path)
         _add(app, route.method, route.path, handler)
         if route.method == "GET":
             _add(app, "HEAD", route.path, handler)
@@ -91,6 +95,22 @@ def _at_its_address(handler: Handler, listener: Listener) -> Handler:
         return await handler(request)
 
     return there
+
+
+def _noted(handler: Handler, path: str) -> Handler:
+    """`handler` of a legacy route: its use is counted, and its answers say that it is legacy."""
+
+    @functools.wraps(handler)
+    async def counted(request: web.Request) -> web.StreamResponse:
+        request[LEGACY] = True
+        try:
+            return await handler(request)
+        finally:
+            client = request.get(CALLER)
+            who = legacy.family(request.headers.get("User-Agent")) if client is None else client
+            request.app[GATEWAY].metrics.legacy.labels(path, who).inc()
+
+    return counted
 
 
 async def _no_versions(request: web.Request) -> web.StreamResponse:
@@ -149,6 +169,8 @@ def error_response(error: GatewayError, *, openai: bool = False) -> web.Response
 
 async def _mark_response(request: web.Request, response: web.StreamResponse) -> None:
     mark(response)
+    if LEGACY in request:
+        response.headers.extend(request.app[GATEWAY].legacy_headers)
 
 
 def mark(response: web.StreamResponse) -> None:

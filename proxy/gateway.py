@@ -13,6 +13,7 @@ from typing import Final
 
 from aiohttp import web
 
+from proxy import legacy
 from proxy.access import Access
 from proxy.admission import OVERLOADED, RETRY_AFTER, Admission
 from proxy.body_memory import BodyMemory
@@ -79,11 +80,17 @@ class Gateway:
         self._generated_ids = itertools.count(1)
         self._warned_priority = False
         self._passing = 0
+        self._legacy_headers = legacy.headers(settings, successor=False)
         self.metrics.ready.set_function(lambda: self.obstacle is None and self.state is State.READY)
         self.metrics.stalled.set_function(lambda: self.watchdog.stalled)
         self.metrics.waiting.set_function(self._waiting)
         self.metrics.connections.set_function(lambda: len(self.connections))
         self.metrics.body_bytes.set_function(lambda: self.bodies.in_use)
+
+    @property
+    def legacy_headers(self) -> tuple[tuple[str, str], ...]:
+        """What the answers of legacy routes carry."""
+        return self._legacy_headers
 
     @property
     def engine(self) -> Engine:
@@ -103,6 +110,8 @@ class Gateway:
         """Make and start the engine; afterwards the gateway is ready."""
         self._engine = await self._engine_factory()
         self._info = await self._engine.start(on_death)
+        successor = self._engine.openai is not None
+        self._legacy_headers = legacy.headers(self.settings, successor=successor)
         self._set_limits(self._info.max_num_seqs)
         if self.settings.mindie_metrics:
             self.metrics.show_mindie(

@@ -91,6 +91,12 @@ class Metrics:
             "Requests with a priority other than 5 while the engine does not schedule by priority.",
             registry=registry,
         )
+        self.legacy = Counter(
+            "mindie_gateway_legacy_requests",
+            "Requests to legacy routes, by route and client: its API key, else its kind.",
+            ["route", "client"],
+            registry=registry,
+        )
         self.first_token = Histogram(
             "mindie_gateway_time_to_first_token_seconds",
             "From the start of handling to the first token in the gateway.",

@@ -28,33 +28,34 @@ class Route(NamedTuple):
     handler: Handler
     group: Group = Group.SERVICE
     listener: Listener = Listener.SERVICE
+    legacy: bool = False
+    """Whether it belongs to the API that clients are to leave."""
 
 
 _MODEL: Final = "/v2/models/{model}"
+_MANAGED: Final = (Group.MANAGEMENT, Listener.MANAGEMENT)
 
 ROUTES: Final = (
-    Route("POST", f"{_MODEL}/generate_stream", generate_stream),
-    Route("POST", f"{_MODEL}/generate", generate),
-    Route("POST", f"{_MODEL}/infer", infer),
-    Route("POST", f"{_MODEL}/stopInfer", stop_infer),
-    Route("POST", "/generate_stream", tgi.generate_stream),
-    Route("POST", "/generate", tgi.generate),
-    Route("POST", "/", tgi.either),
-    Route("GET", "/v2", metadata.server_metadata),
-    Route("GET", _MODEL, metadata.model_metadata),
-    Route("GET", f"{_MODEL}/config", metadata.model_config),
+    Route("POST", f"{_MODEL}/generate_stream", generate_stream, legacy=True),
+    Route("POST", f"{_MODEL}/generate", generate, legacy=True),
+    Route("POST", f"{_MODEL}/infer", infer, legacy=True),
+    Route("POST", f"{_MODEL}/stopInfer", stop_infer, legacy=True),
+    Route("POST", "/generate_stream", tgi.generate_stream, legacy=True),
+    Route("POST", "/generate", tgi.generate, legacy=True),
+    Route("POST", "/", tgi.either, legacy=True),
+    Route("GET", "/v2", metadata.server_metadata, legacy=True),
+    Route("GET", _MODEL, metadata.model_metadata, legacy=True),
+    Route("GET", f"{_MODEL}/config", metadata.model_config, legacy=True),
     Route("GET", "/v1/models", models),
     Route("*", "/v1/{rest:.*}", openai),
-    Route("GET", "/info", metadata.tgi_info, Group.MANAGEMENT, Listener.MANAGEMENT),
-    Route(
-        "GET", f"{_MODEL}/getSlotCount", metadata.slot_count, Group.MANAGEMENT, Listener.MANAGEMENT
-    ),
+    Route("GET", "/info", metadata.tgi_info, *_MANAGED, legacy=True),
+    Route("GET", f"{_MODEL}/getSlotCount", metadata.slot_count, *_MANAGED, legacy=True),
     Route("GET", "/v2/health/live", health.live, Group.HEALTH, Listener.MANAGEMENT),
     Route("GET", "/v2/health/ready", health.ready, Group.HEALTH, Listener.MANAGEMENT),
     Route("GET", f"{_MODEL}/ready", health.model_ready, Group.HEALTH, Listener.MANAGEMENT),
     Route("GET", "/health", health.ready, Group.HEALTH, Listener.MANAGEMENT),
     Route("GET", "/health/timed", health.timed, Group.HEALTH, Listener.MANAGEMENT),
     Route("GET", "/health/timed-{seconds:[0-9]+}", health.timed, Group.HEALTH, Listener.MANAGEMENT),
-    Route("GET", "/stopService", stop_service, Group.MANAGEMENT, Listener.MANAGEMENT),
+    Route("GET", "/stopService", stop_service, *_MANAGED),
     Route("GET", "/metrics", health.metrics, Group.MANAGEMENT, Listener.METRICS),
 )

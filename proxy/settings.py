@@ -12,6 +12,7 @@ import os
 import socket
 import tomllib
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 from urllib.parse import urlsplit
@@ -137,6 +138,19 @@ class Settings(BaseModel):
     )
     upstream_priority: bool = Field(
         True, description="Pass priorities on; an upstream that schedules by them heeds them."
+    )
+    deprecation: date | Literal["off"] = Field(
+        date(2026, 12, 1),
+        description="Day from which on the legacy routes are deprecated, told in the header "
+        "Deprecation of their answers; off: neither this header nor the next two.",
+    )
+    sunset: date | None = Field(
+        None, description="Day on which they will end, told in the header Sunset."
+    )
+    deprecation_link: str | None = Field(
+        None,
+        pattern="^https?://[!#-;=?-~]+$",
+        description="URL of a page for those who have to move, told in a header Link.",
     )
     contract: ContractName = Field(
         "documented", description="Which contract to keep: the API page's or the real server's."
@@ -334,8 +348,17 @@ class Settings(BaseModel):
             raise ValueError("body_memory holds no body of body_limit bytes")
         if self.tls_client_ca_file is None:
             _refuse_without("tls_client_ca_file", self, "tls_crl_file")
+        return self
+
+    @model_validator(mode="after")
+    def _effective(self) -> Self:
+        """Refuse what would have no effect."""
         if not self.upstream:
             _refuse_without("upstream", self, *_ONLY_WITH_UPSTREAM)
+        if self.deprecation == "off":
+            _refuse_without("deprecation", self, "sunset", "deprecation_link")
+        elif self.sunset is not None and self.sunset < self.deprecation:
+            raise ValueError("sunset must not come before deprecation")
         return self
 
     @property
