@@ -12,6 +12,7 @@ from translators.contract import (
     DIALECT,
     DIALECT_IGNORED,
     DOCUMENTED,
+    MAX_PROMPT_TOKENS,
     SERVER,
     Contract,
     Range,
@@ -68,6 +69,10 @@ def test_the_other_differences(contract: Contract, side: int) -> None:
     assert {row.field for row in BEHAVIOURS} == set(BEHAVIOUR_VALUES)
     values = {field: getattr(contract, field) for field in BEHAVIOUR_VALUES}
     assert values == {field: both[side] for field, both in BEHAVIOUR_VALUES.items()}
+
+
+def test_a_prompt_has_a_mebi_of_tokens_at_most() -> None:
+    assert MAX_PROMPT_TOKENS == 1_048_576
 
 
 def test_only_the_recompute_fields_are_for_recomputation() -> None:

@@ -46,7 +46,7 @@ def test_every_answer_is_listed_here() -> None:
 
 def test_too_large_has_a_body_of_its_own() -> None:
     error = errors.BodyTooLarge("too much")
-    assert error.status == 413
+    assert (error.status, error.error_type) == (413, "Payload Too Large")
     assert json.loads(error.body()) == {"message": "too much"}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from translators.stop_words import Matched, StopWords
@@ -43,6 +43,7 @@ def cut_text(draw: st.DrawFn) -> tuple[str, list[str]]:
     return text, [text[a:b] for a, b in pairwise(edges)]
 
 
+@settings(max_examples=500)
 @given(WORDS, cut_text())
 def test_the_text_ends_before_the_first_match_for_any_chunks(
     words: list[str], cut: tuple[str, list[str]]
@@ -85,6 +86,12 @@ def test_a_word_over_several_tokens_leaks_no_part() -> None:
     assert stop_words.push("fine E") == Matched("fine ", False)
     assert stop_words.push("N") == Matched("", False)
     assert stop_words.push("D. more") == Matched("", True)
+
+
+def test_a_word_that_begins_right_after_its_own_letter_leaks_no_part() -> None:
+    stop_words = StopWords(("abc",))
+    assert stop_words.push("aa") == Matched("a", False)
+    assert stop_words.push("bc") == Matched("", True)
 
 
 def test_a_false_beginning_comes_with_the_next_token() -> None:
