@@ -102,6 +102,18 @@ async def test_data_space_is_a_switch() -> None:
     assert response.body.startswith(b'data: {"id":')
 
 
+async def test_the_brace_escape_is_a_switch() -> None:
+    async with serving(brace_escape=False) as running:
+        response = await post(running.port, {"id": "a", **generate_body("{}", 1)})
+    assert response.chunks == [frame(" {}")]
+
+
+async def test_full_text_is_a_switch() -> None:
+    async with serving(full_text=True) as running:
+        response = await post(running.port, generate_body("a b", 3))
+    assert response.texts == [" a", " a b", " a b a"]
+
+
 async def test_headers_leave_before_the_first_token() -> None:
     engine = StubEngine(silent)
     async with serving(engine) as running, connection(running.port) as client:
