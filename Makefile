@@ -89,6 +89,14 @@ clean: ## Remove environments, models, logs and the tools' caches
 		.import_linter_cache .coverage .coverage.* htmlcov build dist
 	find proxy translators tests deploy docs -name __pycache__ -prune -exec rm -rf {} +
 
+VENV_CLIENTS := .venv-clients
+
+.PHONY: test-clients
+test-clients: everything ## Run clients that we did not write, with a real engine, in .venv-clients
+	@sh deploy/local/clients_env.sh $(VENV_CLIENTS)
+	GATEWAY_COMMAND="$(CURDIR)/$(VENV)/bin/mindie-gateway" $(ENGINE_ENV) \
+		$(VENV_CLIENTS)/bin/python -m pytest tests/clients --timeout 400 $(PYTEST_ARGS)
+
 .PHONY: bench
 bench: everything ## Measure what the front end costs beside vLLM's own (quiet machine, 20 minutes)
 	$(ENGINE_ENV) $(VENV)/bin/python -m tests.bench --model .cache/models/tiny-llama \

@@ -8,7 +8,7 @@ import uvloop
 
 from proxy.engines.base import Engine
 from proxy.lifecycle import Process
-from proxy.server import bind
+from proxy.listeners import bind_all
 from proxy.settings import Settings
 from tests.bench.sources import ENGINES
 
@@ -22,7 +22,7 @@ def main() -> int:
 
     async def serve() -> int:
         settings = Settings(port=port, log_level="warning", drain_timeout=0)
-        return await Process(settings, factory).serve(bind("127.0.0.1", port))
+        return await Process(settings, factory).serve(*bind_all(settings))
 
     return uvloop.run(serve())
 
