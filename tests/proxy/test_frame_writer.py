@@ -63,7 +63,7 @@ async def test_each_frame_is_one_chunk_and_nothing_follows_the_last() -> None:
 
 
 async def test_the_head_is_exactly_that_of_the_contract() -> None:
-    async with serving() as running:
+    async with serving(deprecation="off") as running:
         response = await post(running.port, generate_body())
     assert response.head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert re.fullmatch("[0-9a-f]{32}", response.headers.pop("requestuuid"))
