@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 import uuid
-from typing import Final
 
 from aiohttp import web
 
@@ -15,7 +15,17 @@ from proxy.body_memory import SHARE
 from proxy.departure import ClientGone
 from proxy.gateway import GATEWAY, Gateway
 from proxy.listeners import EVERYTHING, Listener
-from proxy.routes import ROUTES, Handler
+from proxy.logs import PRIVATE
+from proxy.request_log import (
+    CALLER,
+    IDS,
+    QUIET,
+    REQUEST_UUID,
+    X_REQUEST_ID,
+    Ids,
+    finished,
+)
+from proxy.routes import ROUTES, Handler, Route
 from translators.errors import (
     AccessRefused,
     BadRequest,
@@ -27,19 +37,15 @@ from translators.errors import (
 
 log = logging.getLogger(__name__)
 
-REQUEST_UUID: Final = "RequestUUID"
 LEGACY: Final = web.RequestKey("legacy", bool)
 """Set for requests to legacy routes."""
-CALLER: Final = web.RequestKey("caller", str)
-"""The name of the API key that a request came with; absent where none was needed."""
-
 
 def build_app(gateway: Gateway) -> web.Application:
     """The application that serves one gateway."""
-    app = web.Application(middlewares=[_answer_errors])
+    app = web.Application(middlewares=[_account_for, _answer_errors])
     app[GATEWAY] = gateway
     for route in ROUTES:
-        handler = _at_its_address(guarded(route.handler, route.group), route.listener)
+        handler = _at_its_address(guarded(route), route.listener)
         if route.legacy:
             handler = _noted(handler, route.path)
         _add(app, route.method, route.path, handler)
@@ -64,23 +70,25 @@ async def _no_route(request: web.Request) -> web.StreamResponse:
     raise NotFound("there is no such route")
 
 
-def guarded(handler: Handler, group: Group) -> Handler:
-    """`handler` behind the keys of `group`, with a share of the memory for bodies.
+def guarded(route: Route) -> Handler:
+    """The route's handler behind the keys of its group, with a share of the memory for bodies.
 
     The handler finds the key's name in `request[CALLER]`.
     """
+    quiet = route.group is Group.HEALTH or route.listener is Listener.METRICS
 
-    @functools.wraps(handler)
+    @functools.wraps(route.handler)
     async def entrance(request: web.Request) -> web.StreamResponse:
         gateway = request.app[GATEWAY]
+        request[QUIET] = quiet
         with (
-            gateway.access.entry(group, request.headers) as caller,
+            gateway.access.entry(route.group, request.headers) as caller,
             gateway.bodies.share() as share,
         ):
             request[SHARE] = share
             if caller is not None:
                 request[CALLER] = caller
-            return await handler(request)
+            return await route.handler(request)
 
     return entrance
 
@@ -118,6 +126,19 @@ async def _no_versions(request: web.Request) -> web.StreamResponse:
 
 
 @web.middleware
+async def _account_for(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give the request its ids, and the log its one line when it ends, however it ends."""
+    request[IDS] = Ids(request)
+    started, status = time.monotonic(), None
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    finally:
+        finished(request, status, started)
+
+
+@web.middleware
 async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
@@ -130,7 +151,8 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except ClientGone:
         raise
     except Exception:
-        log.exception("unexpected failure of %s", request.match_info.handler.__name__)
+        name = request.match_info.handler.__name__
+        log.exception("unexpected failure of %s", name, extra=PRIVATE)
         return _answer(request, IncompleteGeneration("the request failed inside the gateway"))
 
 
@@ -168,6 +190,11 @@ def error_response(error: GatewayError, *, openai: bool = False) -> web.Response
 
 
 async def _mark_response(request: web.Request, response: web.StreamResponse) -> None:
+    ids = request.get(IDS)
+    if ids is not None:
+        response.headers[REQUEST_UUID] = ids.uuid
+        if ids.other is not None:
+            response.headers[X_REQUEST_ID] = ids.other
     mark(response)
     if LEGACY in request:
         response.headers.extend(request.app[GATEWAY].legacy_headers)
@@ -175,5 +202,5 @@ async def _mark_response(request: web.Request, response: web.StreamResponse) -> 
 
 def mark(response: web.StreamResponse) -> None:
     """What every response carries: its id, and no more about us than a name."""
-    response.headers[REQUEST_UUID] = uuid.uuid4().hex
+    response.headers.setdefault(REQUEST_UUID, uuid.uuid4().hex)
     response.headers["Server"] = SERVER_NAME

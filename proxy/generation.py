@@ -25,6 +25,7 @@ from proxy.engines.base import EngineRequest, Prompt
 from proxy.engines.stream import TokenStream, stopped_stream
 from proxy.gateway import Gateway
 from proxy.metrics import Account
+from proxy.request_log import ACCOUNT
 from proxy.settings import Settings
 from translators.body import parse_object
 from translators.errors import GenerationError, InvalidInput
@@ -78,6 +79,8 @@ async def receive(
     """
     settings = gateway.settings
     started = asyncio.get_running_loop().time()
+    if account is not None:
+        request[ACCOUNT] = account
     gateway.check_model(model)
     if account is not None:
         account.began()
@@ -197,10 +200,11 @@ async def running(
     for all of it. Whatever ends the block, the engine's request is gone afterwards.
     """
     token, e2e = _clocks(gateway.settings, generation.parameters.timeout, whole=whole)
+    account.checked(generation.client_id, generation.engine_request.request_id, generation.model)
     with gateway.admission.place(generation.engine_request.priority) as place:
         queued = asyncio.get_running_loop().time()
         async with in_time(token, e2e, queued, generation.started):
-            stream = await _submitted(gateway, generation, place)
+            stream = await _submitted(gateway, generation, place, account)
         if stream is None:
             yield stopped_stream()
             return
@@ -214,7 +218,10 @@ async def running(
             gateway.live.tracked(generation.client_id, stream),
             watched(stream, token, e2e, generation.started),
         ):
-            yield stream
+            try:
+                yield stream
+            finally:
+                account.ended_by(stream.finish)
 
 
 def _clocks(settings: Settings, timeout: float, *, whole: bool) -> tuple[Clock, Clock]:
@@ -225,12 +232,16 @@ def _clocks(settings: Settings, timeout: float, *, whole: bool) -> tuple[Clock, 
     return (token, shorter(client, e2e)) if whole else (shorter(client, token), e2e)
 
 
-async def _submitted(gateway: Gateway, generation: Generation, place: Place) -> TokenStream | None:
+async def _submitted(
+    gateway: Gateway, generation: Generation, place: Place, account: Account
+) -> TokenStream | None:
     """Hand the request over as soon as it is its turn; None when it was stopped before."""
+    began = asyncio.get_running_loop().time()
     if not place.running:
         with gateway.live.tracked(generation.client_id, place):
             if not await place.turn():
                 return None
+    account.queued = asyncio.get_running_loop().time() - began
     gateway.check_taking_work()
     return await gateway.engine.submit(generation.engine_request)
 

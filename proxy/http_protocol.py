@@ -17,6 +17,7 @@ from proxy.connections import Connections, Deadline
 from proxy.departure import has_left
 from proxy.gateway import Gateway
 from proxy.listeners import EVERYTHING, Listener
+from proxy.logs import PRIVATE
 from translators.errors import BadRequest, GatewayError, IncompleteGeneration, ServiceUnavailable
 
 log = logging.getLogger(__name__)
@@ -166,7 +167,7 @@ class HttpProtocol(web.RequestHandler):
             raise ConnectionError("the client left, or the response cannot go on")
         error: GatewayError
         if status == 500:
-            log.error("a request failed outside its handler", exc_info=exc)
+            log.error("a request failed outside its handler", exc_info=exc, extra=PRIVATE)
             error = IncompleteGeneration("the request failed inside the gateway")
         else:
             log.debug("malformed HTTP: %s", type(exc).__name__)

@@ -15,6 +15,7 @@ from proxy.app import build_app
 from proxy.engines.base import Engine
 from proxy.gateway import EngineFactory, Gateway, State
 from proxy.listeners import Bound, bind_all
+from proxy.logs import configure
 from proxy.reload import Reloader
 from proxy.security import put_in_force
 from proxy.server import CLOSE_TIMEOUT, HttpServer, allow_open_files
@@ -44,7 +45,7 @@ def run(settings: Settings, model: str | None, engine_flags: list[str]) -> int:
     """Serve until a signal or the engine's death; returns the exit code."""
     import uvloop
 
-    _configure_logging(settings.log_level)
+    configure(settings.log_level, settings.log_format)
     # In front of an upstream each client's stream has a connection of its own there.
     allow_open_files(settings.max_connections * (2 if settings.upstream else 1))
 
@@ -154,7 +155,7 @@ class Process:
         if self._death is not None and not self.settings.stay_after_engine_death:
             await self._wait_until_idle(_LAST_WORDS)
             return EXIT_ENGINE
-        await self._leave()
+        await self._wait_before_stopping()
         await self._drain()
         return EXIT_ENGINE if self._death is not None else EXIT_OK
 
@@ -165,7 +166,7 @@ class Process:
         self.gateway.enter(State.DRAINING)
         return EXIT_OK
 
-    async def _leave(self) -> None:
+    async def _wait_before_stopping(self) -> None:
         """Be unready but take work, until the load balancers send none any more."""
         if self.settings.pre_stop_wait and self._death is None:
             self.gateway.enter(State.LEAVING)
@@ -226,15 +227,6 @@ def _announce(bound: Sequence[Bound], settings: Settings) -> None:
         host, port = sock.getsockname()[:2]
         what = " and ".join(sorted(each.value for each in serves))
         log.info("listening on %s://%s:%d for %s, the engine is starting", scheme, host, port, what)
-
-
-def _configure_logging(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        force=True,
-    )
 
 
 def _leave(code: int) -> None:

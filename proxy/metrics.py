@@ -25,7 +25,7 @@ from prometheus_client import (
 from proxy.departure import ClientGone
 from proxy.mindie_metrics import MindieMetrics
 from translators.errors import GatewayError
-from translators.tokens import Token
+from translators.tokens import FinishReason, Token
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 _LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -38,6 +38,18 @@ class Outcome(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     REFUSED = "refused"
+
+
+class Phase(StrEnum):
+    """How far a request had come."""
+
+    REQUEST = "request"
+    """It was being read and checked."""
+    QUEUE = "queue"
+    """It waited for its turn, here or at the engine's door."""
+    PREFILL = "prefill"
+    """The engine had it, without a token so far."""
+    DECODE = "decode"
 
 
 class Metrics:
@@ -57,6 +69,12 @@ class Metrics:
             "mindie_gateway_requests_finished",
             "Ended requests by route and outcome; the outcomes add up to the received ones.",
             ["route", "outcome"],
+            registry=registry,
+        )
+        self.cancelled = Counter(
+            "mindie_gateway_requests_cancelled",
+            "Requests whose client left, by phase: request, queue, prefill, decode.",
+            ["phase"],
             registry=registry,
         )
         self.errors = Counter(
@@ -178,6 +196,8 @@ class Metrics:
         finally:
             self.in_flight.labels(route).dec()
             self.finished.labels(route, account.outcome).inc()
+            if account.outcome is Outcome.CANCELLED:
+                self.cancelled.labels(account.phase).inc()
             self.duration.labels(route).observe(account.elapsed)
             account.closed()
 
@@ -189,7 +209,17 @@ class Account:
         self._metrics = metrics
         self._route = route
         self._mindie: MindieMetrics | None = None
-        self._prompt_tokens: int | None = None
+        self.prompt_tokens: int | None = None
+        self.generated_tokens: int | None = None
+        self.client_id: str | None = None
+        self.engine_id: str | None = None
+        self.model: str | None = None
+        self.queued: float | None = None
+        """Seconds that it waited, in the gateway and in the engine."""
+        self.first_token_after: float | None = None
+        """Seconds from the start of handling to the first token."""
+        self.finish_reason: str | None = None
+        self.error_type: str | None = None
         self.outcome = Outcome.CANCELLED
         self.started = time.monotonic()
 
@@ -204,9 +234,22 @@ class Account:
         if self._mindie is not None:
             self._mindie.received()
 
+    @property
+    def phase(self) -> Phase:
+        """How far the request has come."""
+        if self.first_token_after is not None:
+            return Phase.DECODE
+        if self.prompt_tokens is not None:
+            return Phase.PREFILL
+        return Phase.REQUEST if self.client_id is None else Phase.QUEUE
+
+    def checked(self, client_id: str, engine_id: str, model: str) -> None:
+        """Nothing is wrong with the request; it waits for its turn."""
+        self.client_id, self.engine_id, self.model = client_id, engine_id, model
+
     def accepted(self, prompt_tokens: int) -> None:
         """The engine has taken the request."""
-        self._prompt_tokens = prompt_tokens
+        self.prompt_tokens = prompt_tokens
         self._metrics.prompt_tokens.inc(prompt_tokens)
         if self._mindie is not None:
             self._mindie.accepted(prompt_tokens)
@@ -216,15 +259,17 @@ class Account:
         """What wants to see each token as it comes; None while nobody does."""
         return None if self._mindie is None else _later_tokens(self._mindie)
 
-    def first_token(self) -> None:
-        """The first token has arrived here."""
-        elapsed = self.elapsed
+    def first_token(self, waited: float) -> None:
+        """The first token has arrived here, after `waited` seconds in the engine's queue."""
+        elapsed = self.first_token_after = self.elapsed
+        self.queued = (self.queued or 0.0) + waited
         self._metrics.first_token.labels(self._route).observe(elapsed)
         if self._mindie is not None:
-            self._mindie.first_token(self._prompt_tokens or 0, elapsed)
+            self._mindie.first_token(self.prompt_tokens or 0, elapsed)
 
     def generated(self, tokens: int) -> None:
         """Tokens that went out; called once, at the end."""
+        self.generated_tokens = tokens
         self._metrics.generated_tokens.inc(tokens)
         if self._mindie is not None:
             self._mindie.generated(tokens)
@@ -234,6 +279,10 @@ class Account:
         if self._mindie is not None:
             succeeded = self.outcome is Outcome.SUCCEEDED
             self._mindie.ended(succeeded=succeeded, seconds=self.elapsed)
+
+    def ended_by(self, reason: FinishReason | None) -> None:
+        """What ended the tokens; None when they did not end by themselves."""
+        self.finish_reason = None if reason is None else reason.value
 
     def succeeded(self) -> None:
         self.outcome = Outcome.SUCCEEDED
@@ -249,7 +298,7 @@ class Account:
 
     def refused_or_failed(self, error: GatewayError) -> None:
         """An error before the first byte. What the engine has taken is not refused any more."""
-        refused = self._prompt_tokens is None and (error.status < 500 or error.status == 503)
+        refused = self.prompt_tokens is None and (error.status < 500 or error.status == 503)
         self.outcome = Outcome.REFUSED if refused else Outcome.FAILED
         self._count(error)
 
@@ -259,6 +308,7 @@ class Account:
         self._count(error)
 
     def _count(self, error: GatewayError) -> None:
+        self.error_type = error.error_type
         self._metrics.errors.labels(self._route, error.status, error.error_type).inc()
 
 

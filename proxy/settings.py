@@ -27,6 +27,7 @@ from pydantic import (
     model_validator,
 )
 
+from proxy.logs import LogFormat
 from translators.contract import CONTRACTS, Contract, ContractName
 from translators.media_urls import parse_networks
 from translators.triton_stream import FrameStyle
@@ -299,6 +300,7 @@ class Settings(BaseModel):
     log_level: str = Field(
         "info", pattern="^(debug|info|warning|error)$", description="debug, info, warning, error."
     )
+    log_format: LogFormat = Field("console", description="Log lines for people, or JSON.")
 
     @field_validator("upstream", mode="before")
     @classmethod

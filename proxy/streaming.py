@@ -11,6 +11,7 @@ from aiohttp import web
 from proxy.departure import ClientGone
 from proxy.engines.stream import TokenStream
 from proxy.frame_writer import HIGH_WATER, FrameWriter
+from proxy.logs import PRIVATE
 from proxy.metrics import Account
 from translators.errors import GatewayError, IncompleteGeneration
 from translators.tokens import Token
@@ -69,7 +70,7 @@ async def collect_answer(
     try:
         async for tokens in stream:
             if not answer.generated:
-                account.first_token()
+                account.first_token(tokens[0].waited)
             _add(answer, tokens)
             if answer.ended:
                 break
@@ -107,7 +108,7 @@ async def stream_frames(
     except ClientGone:
         raise
     except Exception:
-        log.exception("a stream failed inside the gateway")
+        log.exception("a stream failed inside the gateway", extra=PRIVATE)
         inside = IncompleteGeneration("the request failed inside the gateway")
         return await _fail(frames, writer, account, inside)
     finally:
@@ -119,7 +120,7 @@ async def _send_all(
 ) -> None:
     async for tokens in stream:
         if not frames.generated:
-            account.first_token()
+            account.first_token(tokens[0].waited)
             stream.hand_to(_fast_lane(stream, frames, writer))
         for batch in _encoded(frames, tokens):
             await writer.send(batch)

@@ -42,6 +42,7 @@ from proxy.engines.stream import TokenStream
 from proxy.engines.token_run import TokenRun
 from proxy.engines.token_tap import TokenTap
 from proxy.engines.vllm_words import HOTTEST_OF_NEW, reason_of, usable_temperature
+from proxy.logs import PRIVATE
 from proxy.media.content import PromptPart
 from proxy.settings import SettingsError
 from proxy.threads import in_thread
@@ -433,7 +434,9 @@ def _as_gateway_error(error: Exception) -> GatewayError:
     if isinstance(error, _REFUSALS):
         log.warning("the engine refused a request: %s", type(error).__name__)
         return GenerationError("the engine refuses this request")
-    log.error("the engine failed on a request: %s", type(error).__name__, exc_info=error)
+    log.error(
+        "the engine failed on a request: %s", type(error).__name__, exc_info=error, extra=PRIVATE
+    )
     return IncompleteGeneration("the engine failed on this request")
 
 

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable
 
 from translators.errors import GatewayError
-from translators.tokens import Token
+from translators.tokens import FinishReason, Token
 
 
 class TokenStream:
@@ -34,6 +34,8 @@ class TokenStream:
         self._taker: Callable[[Token], bool] | None = None
         self._observer: Callable[[Token], None] | None = None
         self._error: GatewayError | None = None
+        self.finish: FinishReason | None = None
+        """Why the engine ended it; None while it has not."""
         self._ended = False
         self._start = self.last_push = self._loop.time()
         """Loop time of the latest token, or of the start."""
@@ -47,6 +49,7 @@ class TokenStream:
             self._observer(token)
         if token.finish is not None:
             self._ended = True
+            self.finish = token.finish.reason
         elif self._waiting and self._taker is not None and self._taker(token):
             return
         self._pending.append(token)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from proxy.engines.token_run import Logprobs, TokenRun
+from proxy.logs import PRIVATE
 from translators.errors import IncompleteGeneration
 from translators.tokens import FinishReason
 
@@ -100,7 +101,7 @@ class TokenTap:
             self._feed(run, output, at, batch_size)
         except Exception as error:
             # This runs in vLLM's own task, whose end is the end of the engine.
-            log.exception("a token could not be handed on: %s", type(error).__name__)
+            log.exception("a token could not be handed on: %s", type(error).__name__, extra=PRIVATE)
             run.stream.fail(IncompleteGeneration("the engine failed on this request"))
 
     def _feed(self, run: TokenRun, output: StepOutput, at: float, batch_size: int) -> None:

@@ -95,7 +95,7 @@ SPLIT: dict[str, Any] = {"management_port": 0, "metrics_port": 0}
 async def test_a_route_exists_at_its_own_address_only(route: Any) -> None:
     path = route.path.replace("{model}", MODEL).replace("{seconds:[0-9]+}", "5")
     raw = request_bytes(b"{}", path, method=route.method)
-    async with serving(**SPLIT) as running:
+    async with serving(stop_service=True, **SPLIT) as running:
         statuses = [(await exchange(port, raw)).status for port in running.ports]
         assert len(running.ports) == 3
     expected = [route.listener is each for each in (SERVICE, MANAGEMENT, METRICS)]
