@@ -6,6 +6,7 @@ import functools
 import logging
 import time
 import uuid
+from typing import Final
 
 from aiohttp import web
 
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 
 LEGACY: Final = web.RequestKey("legacy", bool)
 """Set for requests to legacy routes."""
+
 
 def build_app(gateway: Gateway) -> web.Application:
     """The application that serves one gateway."""
