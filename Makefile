@@ -55,6 +55,10 @@ format: tools ## Format the code and mend what ruff can mend
 test-fast: tools ## Run the tests that need no engine, in random order
 	$(VENV)/bin/python -m pytest -m "not e2e" --ignore tests/deploy $(PYTEST_ARGS)
 
+.PHONY: test-openapi
+test-openapi: tools ## Send 2,000 requests that schemathesis makes up from /openapi.json
+	OPENAPI_CASES=2000 $(VENV)/bin/python -m pytest tests/test_openapi.py $(PYTEST_ARGS)
+
 .PHONY: coverage
 coverage: tools ## Run the fast tests and show what they leave out
 	$(VENV)/bin/python -m pytest -m "not e2e" --ignore tests/deploy \
@@ -76,7 +80,7 @@ test-e2e: everything ## Run the tests with a real vLLM engine and a real model
 	$(ENGINE_ENV) $(VENV)/bin/python $(E2E)
 
 .PHONY: test
-test: everything lint test-fast test-deploy test-e2e ## Run all checks and tests
+test: everything lint test-fast test-openapi test-deploy test-e2e ## Run all checks and tests
 
 .PHONY: test-vllm-0.23
 test-vllm-0.23: everything ## Run the engine tests on vLLM 0.23, in .venv-vllm-0.23

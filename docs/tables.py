@@ -7,6 +7,7 @@ when it differs.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from proxy import mindie_metrics as mindie
 from proxy.metrics import Metrics
+from proxy.openapi import describe
 from proxy.routes import ROUTES
 from proxy.settings import ENV_PREFIX, Settings
 from translators import errors
@@ -225,8 +227,14 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
 }
 
 
+def openapi() -> str:
+    """The committed copy of /openapi.json, in the documented contract."""
+    return json.dumps(describe(DOCUMENTED), indent=2, ensure_ascii=False) + "\n"
+
+
 def main() -> int:
     """Write all pages anew; returns 0."""
+    (DOCS / "openapi.json").write_text(openapi(), encoding="utf-8")
     for page in sorted(DOCS.glob("*.md")):
         text = page.read_text(encoding="utf-8")
         fresh = render(text)

@@ -8,6 +8,7 @@ import time
 import uuid
 from typing import Final
 
+import orjson
 from aiohttp import web
 
 from proxy import SERVER_NAME, legacy
@@ -15,8 +16,10 @@ from proxy.access import Group
 from proxy.body_memory import SHARE
 from proxy.departure import ClientGone
 from proxy.gateway import GATEWAY, Gateway
+from proxy.handlers.openapi import DESCRIPTION, Description
 from proxy.listeners import EVERYTHING, Listener
 from proxy.logs import PRIVATE
+from proxy.openapi import describe
 from proxy.request_log import (
     CALLER,
     IDS,
@@ -46,6 +49,7 @@ def build_app(gateway: Gateway) -> web.Application:
     """The application that serves one gateway."""
     app = web.Application(middlewares=[_account_for, _answer_errors])
     app[GATEWAY] = gateway
+    app[DESCRIPTION] = Description(lambda models: orjson.dumps(describe(gateway.contract, models)))
     for route in ROUTES:
         handler = _at_its_address(guarded(route), route.listener)
         if route.legacy:

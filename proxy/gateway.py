@@ -106,6 +106,11 @@ class Gateway:
             raise self.unavailable()
         return self._info
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The served models; none before the engine has said which."""
+        return () if self._info is None else self._info.names
+
     async def start_engine(self, on_death: Callable[[str], None]) -> None:
         """Make and start the engine; afterwards the gateway is ready."""
         self._engine = await self._engine_factory()

@@ -13,6 +13,7 @@ from proxy.handlers.generate import generate
 from proxy.handlers.generate_stream import generate_stream
 from proxy.handlers.infer import infer
 from proxy.handlers.openai import models, openai
+from proxy.handlers.openapi import openapi
 from proxy.handlers.stop_infer import stop_infer
 from proxy.handlers.stop_service import stop_service
 from proxy.listeners import Listener
@@ -48,6 +49,7 @@ ROUTES: Final = (
     Route("GET", f"{_MODEL}/config", metadata.model_config, legacy=True),
     Route("GET", "/v1/models", models),
     Route("*", "/v1/{rest:.*}", openai),
+    Route("GET", "/openapi.json", openapi),
     Route("GET", "/info", metadata.tgi_info, *_MANAGED, legacy=True),
     Route("GET", f"{_MODEL}/getSlotCount", metadata.slot_count, *_MANAGED, legacy=True),
     Route("GET", "/v2/health/live", health.live, Group.HEALTH, Listener.MANAGEMENT),
