@@ -11,7 +11,9 @@ import pytest_asyncio
 
 from tests.e2e.herd import Herd, started_herd
 from tests.e2e.plugin import install_plugin
+from tests.e2e.remote import RemoteGateway, remote_gateway
 from tests.e2e.support import NAMES, RealGateway
+from tests.e2e.vllm_server import own_options, vllm_server
 from tests.support import MODEL, serving
 
 MODELS = Path(__file__).parents[2] / ".cache" / "models"
@@ -62,6 +64,22 @@ async def real(model_path: Path, engine_environment: dict[str, str]) -> AsyncIte
     async with serving(engine) as running:
         assert running.gateway.info.names[0] == MODEL
         yield RealGateway(running, engine)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def remote(
+    model_path: Path,
+    engine_environment: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[RemoteGateway]:
+    """A gateway in front of vLLM's own server, which has the same model and options."""
+    flags = (*ENGINE_FLAGS, "--scheduling-policy", "priority", *own_options())
+    log = tmp_path_factory.mktemp("vllm") / "server.log"
+    async with (
+        vllm_server(model_path, *flags, environment=engine_environment, log=log) as url,
+        remote_gateway(url) as opened,
+    ):
+        yield opened
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

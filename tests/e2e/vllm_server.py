@@ -1,0 +1,79 @@
+"""vLLM's own OpenAI server as a process of its own, as it stands behind a sidecar."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import aiohttp
+
+from tests.e2e.descendants import descendants
+
+STARTS_WITHIN = 300.0
+NEW_OPTIONS = {(0, 32): ("--enable-per-request-metrics",)}
+"""What a version has that the ones before it have not."""
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def own_options() -> tuple[str, ...]:
+    """The options beyond 0.23 that the installed vLLM has."""
+    from vllm.version import __version_tuple__
+
+    version = tuple(__version_tuple__[:2])
+    return tuple(flag for since, flags in NEW_OPTIONS.items() if version >= since for flag in flags)
+
+
+@asynccontextmanager
+async def vllm_server(
+    model: Path, *flags: str, environment: dict[str, str], log: Path
+) -> AsyncIterator[str]:
+    """The URL of a server that is up; nothing of it is left afterwards."""
+    port = free_port()
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", str(model), "--host", "127.0.0.1", "--port", str(port)),
+            *flags,
+            env=environment,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        await _up(url, process, log)
+        yield url
+    finally:
+        children = list(descendants(process.pid))
+        with suppress(ProcessLookupError):
+            process.terminate()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), 20)
+        for child in children:
+            child.kill()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def _end_of(log: Path) -> str:
+    return log.read_text(errors="replace")[-3000:]
+
+
+async def _up(url: str, process: asyncio.subprocess.Process, log: Path) -> None:
+    async with asyncio.timeout(STARTS_WITHIN), aiohttp.ClientSession() as session:
+        while True:
+            assert process.returncode is None, _end_of(log)
+            with suppress(aiohttp.ClientError, OSError):
+                async with session.get(f"{url}/health") as answer:
+                    if answer.status == 200:
+                        return
+            await asyncio.sleep(0.2)
