@@ -20,7 +20,7 @@ def recipe(request: pytest.FixtureRequest) -> Path:
 
 
 def test_there_is_one_for_each_way_to_run() -> None:
-    assert {path.suffix for path in RECIPES} >= {".ascend", ".cpu"}
+    assert {path.suffix for path in RECIPES} >= {".ascend", ".cpu", ".sidecar"}
 
 
 def test_hadolint_is_content(recipe: Path) -> None:
