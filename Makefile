@@ -64,8 +64,17 @@ coverage: tools ## Run the fast tests and show what they leave out
 	$(VENV)/bin/python -m pytest -m "not e2e" --ignore tests/deploy \
 		--cov --cov-report=term-missing $(PYTEST_ARGS)
 
+# promtool comes in Debian's package prometheus; unpacked, so that no server is installed.
+PROMTOOL := .cache/promtool/usr/bin/promtool
+$(PROMTOOL):
+	@mkdir -p $(@D)
+	@if command -v promtool >/dev/null; then ln -sf "$$(command -v promtool)" $@; else \
+		cd .cache/promtool && { apt-get -qq download prometheus || \
+		{ apt-get -qq update && apt-get -qq download prometheus; }; } && \
+		dpkg -x prometheus_*.deb . && rm prometheus_*.deb; fi
+
 .PHONY: test-deploy
-test-deploy: everything ## Render and validate the images, the Kubernetes manifests and the chart
+test-deploy: everything $(PROMTOOL) ## Render and validate the images, the Kubernetes manifests and the chart
 	@$(PREPARE) --with dev --with deploy
 	@$(VENV)/bin/python -c "import helm_sdkpy" 2>/dev/null || $(VENV)/bin/python -m pip install \
 		--quiet --no-deps --ignore-requires-python "helm-sdkpy==0.1.32"

@@ -84,6 +84,7 @@ class Gateway:
         self.metrics.ready.set_function(lambda: self.obstacle is None and self.state is State.READY)
         self.metrics.stalled.set_function(lambda: self.watchdog.stalled)
         self.metrics.waiting.set_function(self._waiting)
+        self.metrics.running.set_function(self._running)
         self.metrics.connections.set_function(lambda: len(self.connections))
         self.metrics.body_bytes.set_function(lambda: self.bodies.in_use)
 
@@ -145,6 +146,9 @@ class Gateway:
     def under_way(self) -> int:
         """Requests that a drain waits for: admitted, or passing through."""
         return self.admission.in_use + self._passing
+
+    def _running(self) -> float:
+        return 0 if self._engine is None else self._engine.load().running
 
     def _waiting(self) -> float:
         with_engine = 0 if self._engine is None else self._engine.load().waiting

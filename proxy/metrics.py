@@ -28,6 +28,7 @@ from translators.errors import GatewayError
 from translators.tokens import FinishReason, Token
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
+_TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 _LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
@@ -89,6 +90,11 @@ class Metrics:
             ["route"],
             registry=registry,
         )
+        self.running = Gauge(
+            "mindie_gateway_requests_running",
+            "Requests that the engine's scheduler runs.",
+            registry=registry,
+        )
         self.waiting = Gauge(
             "mindie_gateway_requests_waiting",
             "Admitted requests that wait, in the gateway or in the engine; autoscalers read it.",
@@ -120,6 +126,13 @@ class Metrics:
             "From the start of handling to the first token in the gateway.",
             ["route"],
             buckets=_LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.token_time = Histogram(
+            "mindie_gateway_time_per_output_token_seconds",
+            "Mean time between the tokens of a request, observed when it ends.",
+            ["route"],
+            buckets=_TOKEN_BUCKETS,
             registry=registry,
         )
         self.duration = Histogram(
@@ -270,6 +283,9 @@ class Account:
     def generated(self, tokens: int) -> None:
         """Tokens that went out; called once, at the end."""
         self.generated_tokens = tokens
+        if self.first_token_after is not None and tokens > 1:
+            between = (self.elapsed - self.first_token_after) / (tokens - 1)
+            self._metrics.token_time.labels(self._route).observe(between)
         self._metrics.generated_tokens.inc(tokens)
         if self._mindie is not None:
             self._mindie.generated(tokens)

@@ -274,3 +274,24 @@ async def test_a_bug_in_a_handler_logs_no_text_of_the_request(
     for each in errors:
         for style in (ConsoleFormatter(), JsonFormatter()):
             assert SECRET not in style.format(each)
+
+
+@pytest.mark.parametrize(("tokens", "observed"), [(1, 0), (4, 1)])
+async def test_the_time_between_tokens_is_observed_once_where_there_is_one(
+    tokens: int, observed: int
+) -> None:
+    async with serving() as running:
+        await post(running.port, generate_body(tokens=tokens))
+        await running.settled(succeeded=1)
+        name = "mindie_gateway_time_per_output_token_seconds"
+        assert running.metric(f"{name}_count") == observed
+        assert 0 <= running.metric(f"{name}_sum") < 1
+
+
+async def test_what_the_engine_runs_is_a_metric() -> None:
+    engine = StubEngine(silent)
+    async with serving(engine) as running, connection(running.port) as client:
+        client.send(request_bytes(generate_body()))
+        await only_stream(engine)
+        assert running.metric("mindie_gateway_requests_running") == 1
+    assert running.metric("mindie_gateway_requests_running") == 0
