@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from proxy.app import build_app
+from proxy.children import kill_descendants
 from proxy.engines.base import Engine
 from proxy.gateway import EngineFactory, Gateway, State
 from proxy.listeners import Bound, bind_all
@@ -236,10 +237,7 @@ def _leave(code: int) -> None:
 
 
 def _end_now(code: int) -> None:
-    import multiprocessing
-
-    for child in multiprocessing.active_children():
-        child.kill()
+    kill_descendants()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

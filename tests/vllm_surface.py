@@ -103,6 +103,7 @@ PASSED_ON: Final = frozenset(
         "mm_cache_stats",
         "vllm_config",
         "type",
+        "tokenizer",
         "media_io",
     }
 )

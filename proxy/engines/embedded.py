@@ -157,7 +157,7 @@ class EmbeddedEngine:
         self._tokenizer = self._engine.get_tokenizer()
         if self._tokenizer is None:
             raise SettingsError("the gateway needs the tokenizer: leave --skip-tokenizer-init out")
-        self._spare_tokenizer = copy.deepcopy(self._tokenizer)
+        self._spare_tokenizer = _second(self._tokenizer)
         self._engine._run_output_handler()
         self._open_token_path()
         if self._engine.vllm_config.model_config.is_multimodal_model:
@@ -395,6 +395,15 @@ def _media_tools() -> Tools:
         components=extract_prompt_components,
         model_class=get_model_cls,
     )
+
+
+def _second(tokenizer: Any) -> Any:
+    """A tokenizer for another thread, since most are not safe to share.
+
+    Those that vLLM keeps in a pool are, and in 0.23 the copy of such a one is None.
+    """
+    copied = copy.deepcopy(tokenizer)
+    return tokenizer if copied is None else copied
 
 
 def served_names(args: AsyncEngineArgs) -> tuple[str, ...]:
