@@ -38,6 +38,24 @@ CHART_CASES: Final[dict[str, dict[str, Any]]] = {
         "drainSeconds": 300,
         "startupSeconds": 3600,
     },
+    "sidecar": {
+        "mode": "sidecar",
+        "image": {"repository": "mindie-gateway-sidecar"},
+        "model": {"claimName": "model", "path": "/models/llama3-70b", "servedName": "llama3-70b"},
+        "vllmArgs": ["--enable-per-request-metrics"],
+        "resources": {"requests": {"cpu": "1", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
+        "vllmResources": {
+            "requests": {"cpu": "8", "memory": "32Gi", "nvidia.com/gpu": "1"},
+            "limits": {"memory": "64Gi", "nvidia.com/gpu": "1"},
+        },
+    },
+    "sidecar-ascend": {
+        "mode": "sidecar",
+        "accelerator": "ascend",
+        "image": {"repository": "mindie-gateway-sidecar"},
+        "vllmImage": {"repository": "quay.io/ascend/vllm-ascend", "tag": "v0.23.0"},
+        "model": {"claimName": "model", "path": "/models/llama3-70b", "servedName": "llama3-70b"},
+    },
     "fixed-size": {
         "autoscaling": {"enabled": False},
         "replicas": 3,

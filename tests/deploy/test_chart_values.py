@@ -57,3 +57,14 @@ def test_the_chart_and_the_overlay_run_the_same_container() -> None:
         "volumeMounts",
     )
     assert {key: chart[key] for key in same} == {key: overlay[key] for key in same}
+
+
+def test_the_chart_and_the_overlay_run_the_same_sidecar() -> None:
+    chart, overlay = rendered("helm/sidecar"), rendered("kustomize/sidecar")
+    (theirs,), (ours,) = (each.pod["initContainers"] for each in (overlay, chart))
+    # Started before the gateway and ended after it.
+    assert theirs["restartPolicy"] == ours["restartPolicy"] == "Always"
+    for key in ("image", "command", "env", "resources", "securityContext", "volumeMounts"):
+        assert ours[key] == theirs[key], key
+    assert sorted(ours["args"]) == sorted(theirs["args"])
+    assert sorted(chart.gateway["args"]) == sorted(overlay.gateway["args"])

@@ -36,6 +36,7 @@ labels:
 - {{ .Values.model.path }}
 {{- else }}
 - --upstream=http://127.0.0.1:8000
+- --upstream-generation-config={{ .Values.model.path }}
 {{- end }}
 - --host=0.0.0.0
 - --port=1025
