@@ -35,7 +35,7 @@ async def in_thread(work: Callable[[], T]) -> T:
         else:
             resolve(lambda: done.set_result(result))
 
-    threading.Thread(target=body, daemon=True, name=work.__name__).start()
+    threading.Thread(target=body, daemon=True, name=getattr(work, "__name__", "work")).start()
     return await done
 
 

@@ -16,6 +16,7 @@ ALLOWED = {
     "cpu_kv_cache_bytes": "host memory for the cache, whatever the device",
     "num_gpu_blocks": "vLLM's name for the cache's blocks, whatever the device",
     "torch.": "how vLLM spells a dtype",
+    "RLIMIT_CPU": "the kernel's name for time to compute",
 }
 DEVICES = re.compile(r"\b(cpu|cuda|gpu|npu|ascend|torch|rocm|xpu)\b", re.IGNORECASE)
 

@@ -9,7 +9,6 @@ so that no URL of a client ever reaches vLLM.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import importlib.util
 import logging
 import uuid
@@ -17,10 +16,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any, Final
 
 from proxy.engines.base import Prompt
+from proxy.engines.video_check import check_video
 from proxy.media.content import Medium, PromptPart
 from proxy.settings import SettingsError
 from proxy.threads import in_thread, joined
@@ -35,7 +34,8 @@ _AT_ONCE: Final = 2
 """Prompts that are decoded at the same time: each may hold hundreds of megabytes."""
 _NO_TEMPLATE: Final = "ChatTemplateResolutionError"
 """vLLM's error for a model without a chat template, a ValueError; its module has moved."""
-_AUDIO_DECODERS: Final = ("soundfile", "av")
+_DECODERS: Final = {MediaKind.AUDIO: ("soundfile", "av"), MediaKind.VIDEO: ("cv2",)}
+"""What vLLM decodes with: one of these has to be installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,48 +82,24 @@ class MediaTable:
     async def load(self, url: str, loader: Any) -> Any:
         """What vLLM's `loader` makes of a medium. InvalidInput when it cannot."""
         medium = self._media[url]
-        data = await joined(medium.content.read)
+        with named(medium.index):
+            if medium.kind is MediaKind.VIDEO:
+                await check_video(medium.content, self._max_pixels)
+            data = await joined(medium.content.read)
 
-        def decode() -> Any:
-            with named(medium.index):
-                return self._decode(medium.kind, data, loader)
+            def decode() -> Any:
+                return _decode(medium.kind, data, loader)
 
-        return await in_thread(decode)
-
-    def _decode(self, kind: MediaKind, data: bytes, loader: Any) -> Any:
-        try:
-            if kind is MediaKind.VIDEO:
-                self._check_frame(data)
-            return loader.load_bytes(data)
-        except MediaRefused:
-            raise
-        except Exception as error:
-            log.info("a medium could not be decoded: %s", type(error).__name__)
-            raise MediaRefused(f"cannot be decoded as {kind.value}") from None
-
-    def _check_frame(self, data: bytes) -> None:
-        pixels = _frame_pixels(data)
-        if not 0 < pixels <= self._max_pixels:
-            raise MediaRefused(
-                f"has frames of {pixels} pixels, from 1 to {self._max_pixels} are allowed"
-            )
+            return await in_thread(decode)
 
 
-def _frame_pixels(data: bytes) -> int:
-    """Pixels of one frame of a video, as its decoder will see it; 0 when it sees none."""
-    cv2: Any = importlib.import_module("cv2")
-    registry = cv2.videoio_registry
-    for backend in registry.getStreamBufferedBackends():
-        if not registry.hasBackend(backend):
-            continue
-        capture = cv2.VideoCapture(BytesIO(data), backend, [])
-        try:
-            if capture.isOpened():
-                width = capture.get(cv2.CAP_PROP_FRAME_WIDTH)
-                return int(width * capture.get(cv2.CAP_PROP_FRAME_HEIGHT))
-        finally:
-            capture.release()
-    return 0
+def _decode(kind: MediaKind, data: bytes, loader: Any) -> Any:
+    try:
+        return loader.load_bytes(data)
+    except Exception as error:
+        # Decoders raise what they like; all of it is about these bytes.
+        log.info("a medium could not be decoded: %s", type(error).__name__)
+        raise MediaRefused(f"cannot be decoded as {kind.value}") from None
 
 
 def make_connector(base: type[Any], table: MediaTable) -> type[Any]:
@@ -224,13 +200,18 @@ def _user_message(shown: Sequence[str | tuple[MediaKind, str]]) -> dict[str, Any
 def media_limits(allowed: Mapping[str, int]) -> dict[MediaKind, int]:
     """The most items of each kind, from vLLM's limits by modality.
 
-    `vision_chunk` is the name of some models for images and videos alike. Audio
-    needs a decoder, which not every installation of vLLM has.
+    `vision_chunk` is the name of some models for images and videos alike. A kind
+    that this installation cannot decode is left out.
     """
     limits = {kind: allowed.get(kind.value, 0) for kind in MediaKind}
     if "vision_chunk" in allowed:
         limits[MediaKind.IMAGE] = limits[MediaKind.VIDEO] = allowed["vision_chunk"]
-    if limits[MediaKind.AUDIO] and not any(map(importlib.util.find_spec, _AUDIO_DECODERS)):
-        log.warning("the model takes audio, but neither soundfile nor av is installed: refused")
-        del limits[MediaKind.AUDIO]
+    for kind, decoders in _DECODERS.items():
+        if limits[kind] and not any(map(importlib.util.find_spec, decoders)):
+            log.warning(
+                "the model takes %s, but %s is not installed: refused",
+                kind.value,
+                " or ".join(decoders),
+            )
+            del limits[kind]
     return {kind: limit for kind, limit in limits.items() if limit}

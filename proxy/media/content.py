@@ -66,6 +66,22 @@ class Content:
         fd = None if self._fd is None else os.dup(self._fd)
         return Content(self.size, memory=self._memory, fd=fd)
 
+    def descriptor(self) -> int:
+        """A new descriptor at the beginning, for a process that reads by itself. Blocks."""
+        if self._fd is not None:
+            # Opened anew: a duplicate would share its place in the file.
+            return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.memfd_create("medium")
+        try:
+            view = memoryview(self._memory or b"")
+            while view:
+                view = view[os.write(fd, view) :]
+            os.lseek(fd, 0, os.SEEK_SET)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
     def close(self) -> None:
         """Free the bytes. Safe to call twice."""
         fd, self._fd, self._memory = self._fd, None, None

@@ -68,6 +68,19 @@ async def test_a_duplicate_has_a_life_of_its_own(tmp_path: Path) -> None:
     assert open_files() == before
 
 
+@pytest.mark.parametrize("limit", [0, 100])
+async def test_a_descriptor_begins_at_the_beginning(tmp_path: Path, limit: int) -> None:
+    spool = Spool(str(tmp_path), limit)
+    await spool.write(b"abc")
+    content = await spool.finish()
+    for _ in range(2):
+        descriptor = content.descriptor()
+        assert os.read(descriptor, 10) == b"abc"
+        os.close(descriptor)
+    assert content.read() == b"abc"
+    content.close()
+
+
 async def test_forgotten_content_is_freed(tmp_path: Path) -> None:
     before = open_files()
     spool = Spool(str(tmp_path), 0)
