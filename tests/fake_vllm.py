@@ -7,6 +7,7 @@ replace the answer to /v1/completions by any bytes, at any pace (`answer`).
 from __future__ import annotations
 
 import asyncio
+import base64
 import codecs
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -77,7 +78,7 @@ class Tokenizer:
 
 @dataclass
 class Call:
-    """One request to /v1/completions, and the way to answer it."""
+    """One request to /v1/completions or to the chat, and the way to answer it."""
 
     server: FakeVllm
     document: dict[str, Any]
@@ -86,6 +87,17 @@ class Call:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the client has closed its connection."""
     answered: bool = False
+
+    @property
+    def is_chat(self) -> bool:
+        return "messages" in self.document
+
+    @property
+    def prompt(self) -> list[int]:
+        if self.is_chat:
+            return self.server.chat_tokens(self.document["messages"]) or []
+        ids: list[int] = self.document["prompt"]
+        return ids
 
     async def send(self, data: bytes) -> None:
         """Raw bytes, at once."""
@@ -111,6 +123,8 @@ class Call:
         self, ids: list[int], text: str, *, reason: str | None = None, first: bool = False
     ) -> dict[str, Any]:
         """A chunk as vLLM writes it."""
+        if self.is_chat:
+            return self._chat_tokens(ids, text, reason)
         return {
             "id": "cmpl-" + self.document.get("request_id", "1"),
             "object": "text_completion",
@@ -129,8 +143,31 @@ class Call:
             ],
         }
 
+    def _chat_tokens(self, ids: list[int], text: str, reason: str | None) -> dict[str, Any]:
+        return {
+            "id": "chatcmpl-" + self.document.get("request_id", "1"),
+            "object": "chat.completion.chunk",
+            "created": 1795983432,
+            "model": self.document["model"],
+            "choices": [
+                {
+                    "index": 0,
+                    "delta": {"content": text},
+                    "logprobs": None,
+                    "finish_reason": reason,
+                    "token_ids": ids if self.document.get("return_token_ids") else None,
+                }
+            ],
+        }
+
+    def first_words(self) -> dict[str, Any]:
+        """What a chat begins with."""
+        words = self._chat_tokens([], "", None)
+        words["choices"][0] |= {"delta": {"role": "assistant", "content": ""}, "token_ids": None}
+        return {**words, "prompt_token_ids": self.prompt}
+
     def usage(self, completion: int) -> dict[str, int]:
-        prompt = len(self.document["prompt"])
+        prompt = len(self.prompt)
         return {
             "prompt_tokens": prompt,
             "total_tokens": prompt + completion,
@@ -157,6 +194,8 @@ class FakeVllm:
     hottest: float | None = 2.0
     """0.32 refuses higher temperatures; None as 0.23."""
     detokenizes: bool = True
+    media: frozenset[str] = frozenset()
+    """Kinds of media that it takes in chats: image, video, audio."""
     sampling_defaults: dict[str, float] | None = None
     metrics: str = ""
     healthy: bool = True
@@ -225,7 +264,7 @@ class FakeVllm:
         if path in self.others:
             call = Call(self, {"method": method, "body": body}, headers, writer)
             return await self._attend(call, self.others[path], reader)
-        if (method, path) == ("POST", "/v1/completions"):
+        if method == "POST" and path in ("/v1/completions", "/v1/chat/completions"):
             call = Call(self, orjson.loads(body), headers, writer)
             return await self._complete(call, reader)
         status, document = self._page(path, orjson.loads(body) if body else {})
@@ -256,9 +295,31 @@ class FakeVllm:
         }
 
     def _tokenize(self, document: dict[str, Any]) -> tuple[int, Any]:
-        ids = self.tokenizer.encode(document["prompt"])
+        if "messages" in document:
+            ids = self.chat_tokens(document["messages"])
+            if ids is None:
+                return 400, _error("smol is not a multimodal model", 400)
+        else:
+            ids = self.tokenizer.encode(document["prompt"])
         length = self.max_model_len
         return 200, {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": None}
+
+    def chat_tokens(self, messages: Any) -> list[int] | None:
+        """Text in its words, each medium as one token; None for a kind that it does not take."""
+        ids: list[int] = []
+        for part in messages[0]["content"]:
+            if part["type"] == "text":
+                ids += self.tokenizer.encode(part["text"])
+                continue
+            kind = part["type"].removesuffix("_url")
+            if kind not in self.media:
+                return None
+            head, _, data = part[part["type"]]["url"].partition(",")
+            assert head.startswith("data:")
+            assert head.endswith(";base64")
+            base64.b64decode(data, validate=True)
+            ids += self.tokenizer.encode(f"<{kind}>")
+        return ids
 
     def _detokenize(self, document: dict[str, Any]) -> tuple[int, Any]:
         if not self.detokenizes:
@@ -317,7 +378,9 @@ class FakeVllm:
             )
             return
         await call.send(EVENT_STREAM)
-        unknown = [item for item in document["prompt"] if not self.tokenizer.knows(item)]
+        if call.is_chat:
+            await call.event(call.first_words())
+        unknown = [item for item in call.prompt if not self.tokenizer.knows(item)]
         if unknown:
             await call.event(_error(f"Token id {unknown[0]} is out of vocabulary", 400))
             await call.end()
@@ -338,7 +401,7 @@ class FakeVllm:
     async def _tokens(self, call: Call) -> None:
         options = call.document.get("stream_options") or {}
         count = 0
-        async for ids, text, reason in self._groups(call.document):
+        async for ids, text, reason in self._groups(call):
             chunk = call.tokens(ids, text, reason=reason, first=not count)
             count += len(ids)
             if not self.token_ids:
@@ -365,12 +428,10 @@ class FakeVllm:
             }
         return words
 
-    async def _groups(
-        self, document: dict[str, Any]
-    ) -> AsyncIterator[tuple[list[int], str, str | None]]:
+    async def _groups(self, call: Call) -> AsyncIterator[tuple[list[int], str, str | None]]:
         """Ids, their text, and the reason when they are the last ones."""
         text = codecs.getincrementaldecoder("utf-8")("replace")
-        ids = list(self._ids(document))
+        ids = list(self._ids(call))
         begin, size = 0, 1
         while begin < len(ids):
             group = ids[begin : begin + size]
@@ -380,9 +441,9 @@ class FakeVllm:
             spoken = b"".join(self.tokenizer.raw(item) for item in group if item != END)
             yield group, text.decode(spoken), reason
 
-    def _ids(self, document: dict[str, Any]) -> Iterator[int]:
-        source = self.script or document["prompt"]
-        for number in range(document["max_tokens"]):
+    def _ids(self, call: Call) -> Iterator[int]:
+        source = self.script or call.prompt
+        for number in range(call.document["max_tokens"]):
             if self.script is not None and number >= len(source):
                 return
             yield source[number % len(source)]

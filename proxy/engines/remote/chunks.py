@@ -1,4 +1,4 @@
-"""One chunk of a streamed completion: bytes in, what the gateway needs out.
+"""One chunk of a streamed completion or chat: bytes in, what the gateway needs out.
 
 vLLM 0.23 and 0.32 write the same shape; what only one of them has is None for
 the other. Anything else than the known shape is a BadChunkError, never a crash.
@@ -53,7 +53,9 @@ def read_chunk(payload: bytes) -> Chunk:
 
 
 def _tokens(choice: dict[str, Any], document: dict[str, Any]) -> Chunk:
-    text, ids = choice["text"], choice.get("token_ids")
+    text, ids = _text(choice), choice.get("token_ids")
+    if text is None:
+        return Chunk([], "", None, None, None, None)
     if type(text) is not str or not (ids is None or _all_ints(ids)):
         raise TypeError
     word = choice.get("finish_reason")
@@ -63,6 +65,19 @@ def _tokens(choice: dict[str, Any], document: dict[str, Any]) -> Chunk:
     told = choice.get("logprobs")
     logprobs = None if told is None else _logprobs(told)
     return Chunk(ids, text, reason_of(word), total, None, None, logprobs)
+
+
+def _text(choice: dict[str, Any]) -> Any:
+    """The new text, of a chat as well; None for a chat's first words, which only name a role.
+
+    What a server's parser takes for reasoning is text like any other here.
+    """
+    delta = choice.get("delta")
+    if delta is None:
+        return choice["text"]
+    text = (delta.get("reasoning") or "") + (delta.get("content") or "")
+    silent = not text and choice.get("finish_reason") is None
+    return None if silent and "role" in delta else text
 
 
 def _all_ints(ids: Any) -> bool:

@@ -11,7 +11,7 @@ import asyncio
 import io
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from yarl import URL
 
 from proxy import SERVER_NAME
 from proxy.engines.openai import OpenAIRequest
+from proxy.engines.remote.message import LargeBody
 from translators.errors import (
     GatewayError,
     GenerationError,
@@ -134,6 +135,9 @@ class Client:
     async def _send(
         self, method: str, path: str, document: Any, *, fresh: bool
     ) -> aiohttp.ClientResponse:
+        if isinstance(document, LargeBody):
+            headers = {**_JSON, "Content-Length": str(document.length)}
+            return await self._request(method, path, document, headers.items(), fresh=fresh)
         data = None if document is None else orjson.dumps(document)
         headers = {} if document is None else _JSON
         return await self._request(method, path, data, headers.items(), fresh=fresh)
@@ -152,7 +156,7 @@ class Client:
         self,
         method: str,
         target: str,
-        data: bytes | None,
+        data: bytes | LargeBody | None,
         headers: Iterable[tuple[str, str]],
         *,
         fresh: bool,
@@ -223,7 +227,9 @@ def _look_at(closed: asyncio.Future[None]) -> None:
         closed.exception()
 
 
-def _body(data: bytes) -> bytes | io.BytesIO:
+def _body(data: bytes | LargeBody) -> bytes | io.BytesIO | AsyncIterator[bytes]:
+    if isinstance(data, LargeBody):
+        return data.blocks()
     return data if len(data) <= _INLINE_BODY else io.BytesIO(data)
 
 

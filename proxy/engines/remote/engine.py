@@ -13,15 +13,17 @@ import orjson
 
 from proxy.engines.base import EngineRequest, Load, ModelInfo, Prompt, total
 from proxy.engines.remote.client import AnswerTooLargeError, Client, ConnectionFailedError
+from proxy.engines.remote.message import ChatMessage, LargeBody
 from proxy.engines.remote.openai import RemoteOpenAI
 from proxy.engines.remote.probe import Profile
-from proxy.engines.remote.request import completion
+from proxy.engines.remote.request import chat, completion
 from proxy.engines.remote.stream import RemoteStream
 from proxy.engines.remote.upstream import Upstream
 from proxy.engines.stream import TokenStream
 from proxy.media.content import PromptPart
 from translators.errors import GatewayError, GenerationError, IncompleteGeneration
 from translators.media import TextPart
+from translators.media_formats import MAX_ITEMS
 from translators.sampling import ModelDefaults
 
 log = logging.getLogger(__name__)
@@ -103,6 +105,8 @@ class RemoteEngine:
             return f"it serves {', '.join(profile.names)}, not {', '.join(first.names)}"
         if profile.max_model_len < first.max_model_len:
             return f"its context is {profile.max_model_len}, not {first.max_model_len}"
+        if not first.media <= profile.media:
+            return "it does not take the same media"
         return None
 
     def _with_defaults(self, profile: Profile) -> Profile:
@@ -134,15 +138,27 @@ class RemoteEngine:
             max_num_seqs=(options.max_num_seqs or ASSUMED_MAX_NUM_SEQS) * len(options.urls),
             priority_scheduling=first.priority,
             defaults=first.defaults or ModelDefaults(),
+            # How many fit one request the server knows, and refuses more itself.
+            media=dict.fromkeys(first.media, MAX_ITEMS),
         )
 
     async def tokenize(self, text: str) -> list[int]:
+        def document(upstream: Upstream) -> dict[str, Any]:
+            return {"model": upstream.model, "prompt": text}
+
+        return await self._tokens(document)
+
+    async def _tokens(
+        self, document: Callable[[Upstream], dict[str, Any] | LargeBody]
+    ) -> list[int]:
         limit = _HEAD + _PER_TOKEN * self._model.max_model_len
 
         async def ask(upstream: Upstream, *, fresh: bool) -> bytes:
-            document = {"model": upstream.model, "prompt": text}
             return await upstream.client.ask(
-                "POST", "/tokenize", document, within=_TOKENIZE_WITHIN, limit=limit, fresh=fresh
+                *("POST", "/tokenize", document(upstream)),
+                within=_TOKENIZE_WITHIN,
+                limit=limit,
+                fresh=fresh,
             )
 
         try:
@@ -160,17 +176,35 @@ class RemoteEngine:
         return [await upstream.spelled(token_id) for token_id in ids]
 
     async def prepare(self, parts: Sequence[PromptPart]) -> Prompt:
-        # No media: `ModelInfo.media` names none, so they were refused before.
-        text = "".join(part.text for part in parts if isinstance(part, TextPart))
-        return Prompt(await self.tokenize(text))
+        if not self._model.media:
+            text = "".join(part.text for part in parts if isinstance(part, TextPart))
+            return Prompt(await self.tokenize(text))
+        message = ChatMessage(parts)
+        try:
+            ids = await self._tokens(lambda upstream: message.body({"model": upstream.model}))
+        except BaseException:
+            message.close()
+            raise
+        return Prompt(ids, message)
 
     async def submit(self, request: EngineRequest) -> TokenStream:
+        message: ChatMessage | None = request.payload
+        try:
+            return await self._submit(request, message)
+        finally:
+            if message is not None:
+                message.close()
+
+    async def _submit(self, request: EngineRequest, message: ChatMessage | None) -> TokenStream:
         sent = asyncio.get_running_loop().time()
         tries = itertools.count()
 
         async def open_stream(upstream: Upstream, *, fresh: bool) -> RemoteStream:
-            document = completion(
-                request, self._with_defaults(upstream.profile), try_number=next(tries)
+            profile, number = self._with_defaults(upstream.profile), next(tries)
+            document = (
+                completion(request, profile, try_number=number)
+                if message is None
+                else chat(request, message, profile, try_number=number)
             )
             upstream.taken()
             try:

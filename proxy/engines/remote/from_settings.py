@@ -25,6 +25,8 @@ def remote_engine(settings: Settings, model: str | None, flags: list[str]) -> Re
             "with --upstream the model and vLLM's options belong to the upstream's own "
             f"command line: {' '.join(strangers)}"
         )
+    if settings.media_prompt == "plain":
+        raise SettingsError("with --upstream prompts with media go through the chat template only")
     key = settings.upstream_api_key
     return RemoteEngine(
         UpstreamOptions(

@@ -16,10 +16,13 @@ import orjson
 
 from proxy.engines.remote.chunks import DONE, BadChunkError, Chunk, read_chunk
 from proxy.engines.remote.client import AnswerTooLargeError, Client, ConnectionFailedError, refusal
+from proxy.engines.remote.message import ChatMessage
+from proxy.engines.remote.samples import sample
 from proxy.engines.remote.sse import LineTooLongError, SseSplitter
 from proxy.engines.vllm_words import HOTTEST_OF_NEW
 from translators.contract import FLOAT32_MAX
 from translators.errors import GatewayError, GenerationError, IncompleteGeneration
+from translators.media_formats import MediaKind
 from translators.sampling import ModelDefaults
 
 log = logging.getLogger(__name__)
@@ -58,6 +61,8 @@ class Profile:
     """Merged chunks can be cut into their tokens."""
     defaults: ModelDefaults | None
     """The model's generation_config as the server applies it; None when it does not tell."""
+    media: frozenset[MediaKind] = frozenset()
+    """What it takes besides text."""
 
 
 async def probe(client: Client, *, priority: bool) -> Profile:
@@ -78,6 +83,7 @@ async def probe(client: Client, *, priority: bool) -> Profile:
         queue_time=any(chunk.queued is not None for chunk in chunks),
         detokenize=await _can_detokenize(client, cards[0]["id"], prompt),
         defaults=await _defaults(client, cards[0]["id"], prompt),
+        media=frozenset([kind for kind in MediaKind if await _takes(client, cards[0]["id"], kind)]),
     )
     _report(client.name, profile, wants_priority=priority)
     return profile
@@ -198,6 +204,16 @@ async def _defaults(client: Client, model: str, prompt: list[int]) -> ModelDefau
     return ModelDefaults.from_config({**own, "do_sample": samples or None})
 
 
+async def _takes(client: Client, model: str, kind: MediaKind) -> bool:
+    """Whether the model takes a medium of this kind: it counts the tokens of a small one."""
+    message = ChatMessage([sample(kind)])
+    try:
+        await _json(client, "POST", "/tokenize", message.body({"model": model}))
+    except (GatewayError, UnfitError):
+        return False
+    return True
+
+
 async def _json(
     client: Client, method: str, path: str, document: Any = None, *, within: float = _WITHIN
 ) -> dict[str, Any]:
@@ -220,11 +236,12 @@ def _list(page: Mapping[str, Any], key: str) -> list[Any]:
 
 def _report(name: str, profile: Profile, *, wants_priority: bool) -> None:
     log.info(
-        "%s: vLLM %s serves %s, context of %d tokens",
+        "%s: vLLM %s serves %s, context of %d tokens; it takes %s",
         name,
         profile.version,
         ", ".join(profile.names),
         profile.max_model_len,
+        ", ".join(["text", *sorted(kind.value for kind in profile.media)]),
     )
     lacks = {
         "token ids per chunk: merged chunks are counted, /infer has no ids": profile.token_ids,

@@ -1,10 +1,11 @@
-"""A generation as the body of vLLM's /v1/completions: every value is said."""
+"""A generation as the body of vLLM's /v1/completions or its chat: every value is said."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from proxy.engines.base import EngineRequest
+from proxy.engines.remote.message import ChatMessage, LargeBody
 from proxy.engines.remote.probe import Profile
 from proxy.engines.vllm_words import usable_temperature
 
@@ -50,6 +51,15 @@ def completion(request: EngineRequest, profile: Profile, *, try_number: int) -> 
     if profile.priority:
         document["priority"] = request.priority
     return document | _counting(profile)
+
+
+def chat(
+    request: EngineRequest, message: ChatMessage, profile: Profile, *, try_number: int
+) -> LargeBody:
+    """The same as the body of /v1/chat/completions, for a prompt with media."""
+    document = completion(request, profile, try_number=try_number)
+    del document["prompt"]
+    return message.body(document)
 
 
 def _counting(profile: Profile) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import aiohttp
 from proxy.engines.base import Load
 from proxy.engines.remote.client import AnswerTooLargeError, Client, ConnectionFailedError
 from proxy.engines.remote.gauges import Gauges, read_gauges
+from proxy.engines.remote.message import LargeBody
 from proxy.engines.remote.pieces import Pieces
 from proxy.engines.remote.probe import Profile, UnfitError, detokenize, probe
 from translators.errors import GatewayError, ServiceUnavailable
@@ -156,9 +157,15 @@ class Upstream:
             self._complaint = why
             log.warning("%s %s: no work is given to it", self.name, why)
 
-    async def open(self, document: dict[str, Any], *, fresh: bool) -> aiohttp.ClientResponse:
-        """The head of a streamed completion; raises as `Client.stream` does."""
-        return await self.client.stream("/v1/completions", document, fresh=fresh)
+    async def open(
+        self, document: dict[str, Any] | LargeBody, *, fresh: bool
+    ) -> aiohttp.ClientResponse:
+        """The head of a streamed completion, of a chat when it has media.
+
+        Raises as `Client.stream` does.
+        """
+        path = "/v1/chat/completions" if isinstance(document, LargeBody) else "/v1/completions"
+        return await self.client.stream(path, document, fresh=fresh)
 
     def load(self) -> Load | None:
         """As /metrics last told; None for a server that is down or does not tell."""
