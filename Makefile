@@ -4,12 +4,14 @@ export VENV ?= .venv
 
 PREPARE := sh deploy/local/python.sh deploy/local/prepare.py
 VENV_OLD := .venv-vllm-0.23
+VENV_MULTIMODAL := .venv-multimodal
 
 # For the tests with a real engine. CI machines have two cores and no accelerator.
 ENGINE_ENV = \
 	TEST_MODEL="$(CURDIR)/.cache/models/smollm2-135m-instruct" \
 	TEST_TINY_MODEL="$(CURDIR)/.cache/models/tiny-llama" \
 	VLLM_CPU_KVCACHE_SPACE=2 VLLM_LOGGING_LEVEL=ERROR VLLM_NO_USAGE_STATS=1
+FAST := not e2e and not multimodal
 E2E = -m pytest -m e2e --ignore tests/deploy --timeout 600 $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
@@ -53,7 +55,7 @@ format: tools ## Format the code and mend what ruff can mend
 
 .PHONY: test-fast
 test-fast: tools ## Run the tests that need no engine, in random order
-	$(VENV)/bin/python -m pytest -m "not e2e" --ignore tests/deploy $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -m "$(FAST)" --ignore tests/deploy $(PYTEST_ARGS)
 
 .PHONY: test-openapi
 test-openapi: tools ## Send 2,000 requests that schemathesis makes up from /openapi.json
@@ -61,7 +63,7 @@ test-openapi: tools ## Send 2,000 requests that schemathesis makes up from /open
 
 .PHONY: coverage
 coverage: tools ## Run the fast tests and show what they leave out
-	$(VENV)/bin/python -m pytest -m "not e2e" --ignore tests/deploy \
+	$(VENV)/bin/python -m pytest -m "$(FAST)" --ignore tests/deploy \
 		--cov --cov-report=term-missing $(PYTEST_ARGS)
 
 # promtool comes in Debian's package prometheus; unpacked, so that no server is installed.
@@ -96,9 +98,14 @@ test-vllm-0.23: everything ## Run the engine tests on vLLM 0.23, in .venv-vllm-0
 	@$(PREPARE) --venv $(VENV_OLD) --with test --engine 0.23.0
 	$(ENGINE_ENV) $(VENV_OLD)/bin/python $(E2E)
 
+.PHONY: test-multimodal
+test-multimodal: everything ## Run the tests with real multimodal models, in .venv-multimodal (6 GB)
+	@$(PREPARE) --venv $(VENV_MULTIMODAL) --with test --engine 0.32.0-media --multimodal-models
+	$(ENGINE_ENV) $(VENV_MULTIMODAL)/bin/python -m pytest -m multimodal --timeout 600 $(PYTEST_ARGS)
+
 .PHONY: clean
 clean: ## Remove environments, models, logs and the tools' caches
-	rm -rf .venv .venv-vllm-* .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf .venv .venv-vllm-* .venv-multimodal .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache .coverage .coverage.* htmlcov build dist
 	find proxy translators tests deploy docs -name __pycache__ -prune -exec rm -rf {} +
 

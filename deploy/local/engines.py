@@ -28,12 +28,20 @@ class Engine:
     """One vLLM: its version, the torch it pins, and limits that its metadata leaves out.
 
     `any_torch`: where torch's CPU build is not to be had, PyPI's CUDA build (5 GB) will do.
+    `media`: what multimodal models need besides. Its torchvision fits PyPI's torch only,
+    so that build of torch is taken wherever there is any.
     """
 
     version: str
     torch: str
     limits: tuple[str, ...] = ()
     any_torch: bool = False
+    media: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What it is asked for by."""
+        return f"{self.version}-media" if self.media else self.version
 
     @property
     def requirements(self) -> list[str]:
@@ -42,11 +50,17 @@ class Engine:
 
 
 ENGINES: Final = {
-    engine.version: engine
+    engine.name: engine
     for engine in (
         # Later transformers are newer than this vLLM.
         Engine("0.23.0", torch="2.11.0", limits=("transformers<5.11",), any_torch=True),
         Engine("0.32.0", torch="2.13.0"),
+        # Beside torchvision, decoders of sound.
+        Engine(
+            "0.32.0",
+            torch="2.13.0",
+            media=("torchvision===0.28.0", "av>=16", "scipy>=1.16", "soundfile>=0.13", "soxr>=1"),
+        ),
     )
 }
 

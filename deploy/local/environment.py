@@ -109,7 +109,7 @@ class Environment:
         """Around an installation: the stamp stands only when it went well to its end."""
         self._stamp.unlink(missing_ok=True)
         yield
-        engine = contents.engine and contents.engine.version
+        engine = contents.engine and contents.engine.name
         stamp = {"key": contents.key(), "extras": sorted(contents.extras), "engine": engine}
         self._stamp.write_text(json.dumps(stamp, indent=2) + "\n")
 

@@ -64,7 +64,8 @@ def _check_machine(folder: Path, contents: Contents) -> None:
 def _room(contents: Contents) -> int:
     if contents.engine is None:
         return _ROOM_FOR_TOOLS
-    return _ROOM_FOR_ENGINE_ON_ANY_TORCH if contents.engine.any_torch else _ROOM_FOR_ENGINE
+    large = contents.engine.any_torch or contents.engine.media
+    return _ROOM_FOR_ENGINE_ON_ANY_TORCH if large else _ROOM_FOR_ENGINE
 
 
 def check_room(folder: Path, gigabytes: int) -> None:
@@ -83,11 +84,11 @@ def _install(environment: Environment, contents: Contents, progress: Progress) -
     if engine is None:
         _pip_install(environment, gateway, "Installing the gateway and its tools", progress)
         return
-    index = torch_index_arguments(environment.python, engine)
+    index = None if engine.media else torch_index_arguments(environment.python, engine)
     if index is not None:
         requirements = [*index, *engine.requirements, *gateway]
         _pip_install(environment, requirements, "Installing", progress)
-    elif engine.any_torch:
+    elif engine.any_torch or engine.media:
         _install_on_torch_from_pypi(environment, engine, gateway, progress)
     else:
         raise SetupError(_no_torch(engine))
@@ -100,9 +101,10 @@ def _install_on_torch_from_pypi(
 ) -> None:
     # Three equals signs: with two, pip takes a +cpu build of that version where it sees one.
     torch = f"torch==={engine.torch}"
-    progress.note(f"No CPU build of torch {engine.torch} here: taking PyPI's, 6 GB in all")
+    reason = "torchvision wants it" if engine.media else f"there is no CPU build of {engine.torch}"
+    progress.note(f"Taking PyPI's build of torch, since {reason}: 6 GB in all")
     vllm, *limits = engine.requirements
-    _pip_install(environment, [torch, "packaging"], "Installing torch", progress)
+    _pip_install(environment, [torch, *engine.media, "packaging"], "Installing torch", progress)
     _pip_install(environment, ["--no-deps", vllm], "Installing vLLM", progress)
     command = [environment.python, SCRIPTS / "engine_requirements.py"]
     rest = subprocess.check_output(command, text=True).splitlines()

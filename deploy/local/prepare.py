@@ -4,6 +4,7 @@
     prepare.py --with dev --engine   ... and vLLM for the CPU
     prepare.py --models              the models (and what makes them)
     prepare.py --venv .venv-vllm-0.23 --with test --engine 0.23.0
+    prepare.py --venv .venv-multimodal --with test --engine 0.32.0-media --multimodal-models
 
 Whatever is there already is left as it is.
 """
@@ -18,7 +19,7 @@ from engines import default_engine, engine_for
 from environment import Contents, Environment
 from installation import prepare
 from layout import LOGS, ROOT, alone, venv_folder
-from models import prepare_smollm2, prepare_tiny_llama
+from models import prepare_multimodal, prepare_smollm2, prepare_tiny_llama
 from outcome import reported
 from progress import Progress
 
@@ -32,13 +33,13 @@ def main() -> None:
     arguments = _parser().parse_args()
     contents = _contents(arguments)
     environment = Environment((ROOT / arguments.venv).absolute())
-    steps = _STEPS_OF_AN_ENVIRONMENT + (len(_MODELS) if arguments.models else 0)
-    progress = Progress(steps, LOGS)
+    makers = [*(_MODELS if arguments.models else ())]
+    makers += [prepare_multimodal] if arguments.multimodal_models else []
+    progress = Progress(_STEPS_OF_AN_ENVIRONMENT + len(makers), LOGS)
     with alone():
         prepare(environment, contents, progress)
-        if arguments.models:
-            for prepare_model in _MODELS:
-                prepare_model(environment, progress)
+        for prepare_model in makers:
+            prepare_model(environment, progress)
 
 
 def _contents(arguments: argparse.Namespace) -> Contents:
@@ -61,6 +62,11 @@ def _parser() -> argparse.ArgumentParser:
         help="install vLLM for the CPU; the version of pyproject.toml unless given",
     )
     parser.add_argument("--models", action="store_true", help="prepare the models as well")
+    parser.add_argument(
+        "--multimodal-models",
+        action="store_true",
+        help="prepare the tiny multimodal models, from the tokenizer of the others",
+    )
     return parser
 
 

@@ -1,0 +1,202 @@
+"""Images before a real model: it sees them, in their order, as vLLM itself shows them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+
+import pytest
+
+from proxy.engines.embedded import _media_tools
+from proxy.engines.media_prompt import MediaPrompts
+from proxy.media.content import Content, Medium, PromptPart
+from tests.media_support import HOST, FakeDns, data_url, image, media_host, open_files, serves, text
+from tests.multimodal.support import BLUE, MULTIMODAL, RED, Seeing, encoded, picture, with_size
+from tests.support import connection, eventually, request_bytes
+from translators.media import TextPart
+from translators.media_formats import HEAD_BYTES, sniff
+
+pytestmark = MULTIMODAL
+
+MODEL = "tiny-llava"
+FLAGS = ("--limit-mm-per-prompt", '{"image": 3}')
+RED_PNG, BLUE_PNG = encoded(picture(RED)), encoded(picture(BLUE))
+
+
+async def test_different_images_give_different_tokens_and_the_same_the_same(seeing: Seeing) -> None:
+    red, blue = image(data_url(RED_PNG)), image(data_url(BLUE_PNG))
+    question = text("What is it?")
+    first = await seeing.text(question, red)
+    assert await seeing.text(question, red) == first
+    assert await seeing.text(question, blue) != first
+    assert await seeing.text(question) != first
+
+
+async def test_two_images_have_an_order(seeing: Seeing) -> None:
+    red, blue, word = image(data_url(RED_PNG)), image(data_url(BLUE_PNG)), text("and")
+    assert await seeing.text(red, word, blue) != await seeing.text(blue, word, red)
+    assert await seeing.text(red, blue, word) != await seeing.text(red, word, blue)
+
+
+@pytest.mark.parametrize("colour", [RED, BLUE])
+async def test_the_text_is_that_of_vllm_driven_directly(
+    seeing: Seeing, colour: tuple[int, int, int]
+) -> None:
+    shown = picture(colour)
+    ours = await seeing.text(text("What is it?"), image(data_url(encoded(shown))))
+    prompt = seeing.in_template("What is it?\n<image>")
+    assert ours == await seeing.direct(prompt, image=shown)
+
+
+async def test_two_images_are_those_of_vllm_driven_directly(seeing: Seeing) -> None:
+    pictures = [picture(RED), picture(BLUE, (80, 40))]
+    urls = [image(data_url(encoded(each))) for each in pictures]
+    ours = await seeing.text(urls[0], text("or"), urls[1], text("?"))
+    prompt = seeing.in_template("<image>\nor\n<image>\n?")
+    assert ours == await seeing.direct(prompt, image=pictures)
+
+
+async def test_the_pages_example_as_printed_with_a_local_file(seeing: Seeing) -> None:
+    path = seeing.file("test.png", RED_PNG)
+    response = await seeing.ask(
+        text("My name is Olivier and I"),
+        image(path),
+        details=True,
+        do_sample=True,
+        max_new_tokens=20,
+        repetition_penalty=1.1,
+        seed=123,
+        temperature=1,
+        top_k=10,
+        top_p=0.99,
+        batch_size=100,
+        typical_p=0.5,
+        watermark=False,
+        priority=5,
+        timeout=10,
+    )
+    assert response.status == 200
+    assert response.complete
+    assert 1 <= len(response.frames) <= 20
+    assert response.frames[-1]["details"]["generated_tokens"] == len(response.frames)
+
+
+async def test_every_source_shows_the_same(seeing: Seeing) -> None:
+    path = seeing.file("red.png", RED_PNG)
+    async with media_host(serves(RED_PNG)) as host:
+        seeing.running.gateway.media._downloader._resolve = FakeDns({HOST: [["127.0.0.1"]]})
+        values = [
+            path,
+            f"file://{path}",
+            data_url(RED_PNG),
+            base64.b64encode(RED_PNG).decode(),
+            host.url(),
+        ]
+        texts = {await seeing.text(text("What?"), image(value)) for value in values[:-1]}
+        assert len(texts) == 1
+        # No host is allowed here, whatever a client sends; vLLM never sees the URL.
+        response = await seeing.ask(text("What?"), image(values[-1]))
+        assert response.status == 422
+        assert host.requests == []
+
+
+async def test_jpeg_and_odd_sizes_are_seen(seeing: Seeing) -> None:
+    for data in (
+        encoded(picture(RED, (1, 1))),
+        encoded(picture(RED, (500, 3)), "JPEG"),
+        encoded(picture(RED).convert("P")),
+        encoded(picture(RED).convert("RGBA")),
+        encoded(picture(RED).convert("L"), "JPEG"),
+        encoded(picture(RED).convert("1")),
+    ):
+        assert await seeing.text(text("What?"), image(data_url(data)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        RED_PNG[:60],
+        RED_PNG[:33],
+        encoded(picture(RED), "JPEG")[:200],
+        with_size(RED_PNG, 57, 56),
+        RED_PNG[:45] + bytes(20) + RED_PNG[65:],
+    ],
+)
+async def test_an_image_that_cannot_be_decoded_is_named(seeing: Seeing, data: bytes) -> None:
+    response = await seeing.ask(text("What?"), image(data_url(RED_PNG)), image(data_url(data)))
+    assert response.status == 422
+    assert response.json["error"] == '"text_input[2]" cannot be decoded as image'
+
+
+async def test_the_models_own_limit_names_the_part(seeing: Seeing) -> None:
+    red = image(data_url(RED_PNG))
+    assert await seeing.text(red, red, red, text("?"))
+    response = await seeing.ask(red, red, red, text("?"), red)
+    assert response.status == 422
+    assert response.json["error"].startswith('"text_input[4]" is one image too many')
+    response = await seeing.ask(text("?"), {"type": "audio_url", "audio_url": "AAAA"})
+    assert response.json["error"].startswith('"text_input[1]" holds audio')
+
+
+async def test_the_tokens_of_images_count(seeing: Seeing) -> None:
+    red = image(data_url(RED_PNG))
+    room = seeing.running.gateway.prompt_limit
+    words = " a" * (room - 60)
+    assert (await seeing.ask(text(words), max_new_tokens=1)).status == 200
+    response = await seeing.ask(text(words), red, red, red)
+    assert response.status == 424
+
+
+async def test_a_request_refused_after_its_image_was_seen_spoils_nothing(seeing: Seeing) -> None:
+    """vLLM keeps what it sent of images: a prompt that is never sent must not count as sent."""
+    green = image(data_url(encoded(picture((0, 255, 0)))))
+    response = await seeing.ask(text("What?"), green, top_p=5)
+    assert response.status == 422
+    first = await seeing.text(text("What?"), green)
+    assert await seeing.text(text("What?"), green) == first
+
+
+async def test_many_at_once_see_each_their_own(seeing: Seeing) -> None:
+    colours = [(step * 16, 255 - step * 16, step * 7) for step in range(12)]
+    urls = [image(data_url(encoded(picture(colour)))) for colour in colours]
+    alone = [await seeing.text(text("What?"), url) for url in urls]
+    together = await asyncio.gather(*(seeing.text(text("What?"), url) for url in urls))
+    assert list(together) == alone
+
+
+async def test_a_client_that_leaves_frees_everything(seeing: Seeing) -> None:
+    await eventually(lambda: seeing.idle)
+    before = open_files()
+    body = {
+        "text_input": [text("What?"), image(data_url(RED_PNG))],
+        "parameters": {"max_new_tokens": 900},
+    }
+    async with connection(seeing.running.port) as client:
+        client.send(request_bytes(body))
+        async with asyncio.timeout(60):
+            await client.reader.readuntil(b"data:")
+    await eventually(lambda: seeing.idle)
+    assert open_files() == before
+    assert seeing.engine._prompts is not None
+    assert not seeing.engine._prompts._table._media
+
+
+async def test_plain_prompts_hold_the_models_placeholder_in_place(seeing: Seeing) -> None:
+    """`media_prompt` plain: text and placeholders in order, and nothing else."""
+    plain = MediaPrompts(seeing.llm, _media_tools(), "plain", 10**8)
+    try:
+        parts: list[PromptPart] = [TextPart("What is it? "), medium(RED_PNG), TextPart(" and ")]
+        parts.append(medium(BLUE_PNG))
+        prompt = await plain.prepare(parts)
+        tokenizer = seeing.llm.get_tokenizer()
+        seen = "<image>" * 16
+        assert tokenizer.decode(prompt.ids) == f"What is it? {seen} and {seen}"
+    finally:
+        # It has taken the place of the engine's own connector.
+        seeing.engine._prompts = seeing.engine._make_prompts()
+
+
+def medium(data: bytes) -> Medium:
+    file_format = sniff(data[:HEAD_BYTES])
+    assert file_format is not None
+    return Medium(1, file_format.kind, file_format, Content(len(data), memory=data))

@@ -1,0 +1,69 @@
+"""Video, and images beside it, before a real model whose chat template knows parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.media_support import data_url, image, mp4, text
+from tests.multimodal.support import BLUE, MULTIMODAL, RED, Seeing, encoded, film, picture
+from translators.media_formats import MediaKind
+
+pytestmark = MULTIMODAL
+
+MODEL = "tiny-qwen2-vl"
+FLAGS = ("--limit-mm-per-prompt", '{"image": 2, "video": 1}')
+
+
+def video(data: bytes, media_type: str = "video/mp4") -> dict[str, Any]:
+    return {"type": "video_url", "video_url": data_url(data, media_type)}
+
+
+async def test_the_model_says_what_it_takes(seeing: Seeing) -> None:
+    assert seeing.running.gateway.info.media == {MediaKind.IMAGE: 2, MediaKind.VIDEO: 1}
+
+
+async def test_different_films_give_different_tokens_and_the_same_the_same(seeing: Seeing) -> None:
+    question = text("What is it?")
+    red = await seeing.text(question, video(film(RED)))
+    assert await seeing.text(question, video(film(RED))) == red
+    assert await seeing.text(question, video(film(BLUE))) != red
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "media_type"),
+    [("x.avi", "MJPG", "video/x-msvideo"), ("x.wmv", "WMV2", "video/x-ms-wmv")],
+)
+async def test_other_containers_are_seen(
+    seeing: Seeing, name: str, codec: str, media_type: str
+) -> None:
+    assert await seeing.text(text("What?"), video(film(RED, name, codec), media_type))
+
+
+async def test_a_local_film_and_an_image_have_an_order(seeing: Seeing) -> None:
+    shown = image(data_url(encoded(picture(BLUE))))
+    path = seeing.file("x.mp4", film(RED))
+    moving = {"type": "video_url", "video_url": {"url": path}}
+    assert await seeing.text(shown, text("and"), moving) != await seeing.text(
+        moving, text("and"), shown
+    )
+
+
+async def test_a_film_that_cannot_be_decoded_is_named(seeing: Seeing) -> None:
+    for data in (mp4() * 20, film(RED)[:400]):
+        response = await seeing.ask(text("What?"), video(data))
+        assert response.status == 422
+        assert response.json["error"].startswith('"text_input[1]" ')
+
+
+async def test_frames_have_a_limit(seeing: Seeing) -> None:
+    assert seeing.engine._prompts is not None
+    table = seeing.engine._prompts._table
+    allowed, table._max_pixels = table._max_pixels, 64 * 64 - 1
+    try:
+        response = await seeing.ask(text("What?"), video(film(RED)))
+    finally:
+        table._max_pixels = allowed
+    assert response.status == 422
+    assert "frames of 4096 pixels" in response.json["error"]
