@@ -31,6 +31,7 @@ from translators.contract import (
     SERVER,
     Parameter,
 )
+from translators.media_formats import MIB, RULES, formats_of
 from translators.tgi_request import UNSUPPORTED
 from translators.tgi_request import tgi_parameters as tgi_rows
 
@@ -157,6 +158,17 @@ def failures() -> str:
     return table(["status", "error_type", "when"], rows)
 
 
+def media() -> str:
+    """Contract §6: each kind of media with its formats and its limit."""
+    rows = []
+    for rule in RULES:
+        formats = formats_of(rule.kind)
+        types = ", ".join(_code(name) for row in formats for name in row.types)
+        endings = ", ".join(name for row in formats for name in row.suffixes)
+        rows.append([rule.kind.value, _code(rule.field), endings, types, f"{rule.limit // MIB} MB"])
+    return table(["kind", "type", "endings of local files", "types of data URLs", "limit"], rows)
+
+
 def settings() -> str:
     """Every setting, from the settings model."""
     rows = [
@@ -224,6 +236,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "absent_metrics": absent_metrics,
     "routes": routes,
     "settings": settings,
+    "media": media,
 }
 
 

@@ -32,7 +32,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench")
     parser.add_argument("--smoke", action="store_true", help="a short run that can fail")
-    parser.add_argument("--only", help="comma list of P1 to P9")
+    parser.add_argument("--only", help="comma list of P1 to P10")
     parser.add_argument("--model", default=".cache/models/tiny-llama")
     parser.add_argument("--real-model", default=".cache/models/smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, help="folder for bench.json and bench.svg")

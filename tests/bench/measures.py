@@ -1,4 +1,4 @@
-"""P1 to P9: what is measured, beside what, against which target."""
+"""P1 to P10: what is measured, beside what, against which target."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from tests.bench import own_engine
+from tests.bench.media_neighbours import MEDIA_ROOT
 from tests.bench.processes import ServerProcess, server
 from tests.bench.report import Row
 
@@ -262,10 +264,37 @@ def p7(plan: Plan) -> list[Row]:
     return [Row("P7", what, tuple(samples), 1.2, None, "x")]
 
 
+def p10(plan: Plan) -> list[Row]:
+    """What 64 requests with a picture of 5 MB each do to the streams of text, and to memory."""
+    tokens = max(plan.tokens // 10, 50)
+    gaps, grown = [], []
+    with (
+        TemporaryDirectory() as root,
+        server(
+            *(_READY, "tests.bench.serve_source", "seeing", "{port}"),
+            core=_SERVER_CORE,
+            environment={MEDIA_ROOT: root},
+        ) as running,
+    ):
+        load("mindie", running.port, plan.streams, tokens)
+        before = running.memory
+        for _ in range(plan.rounds):
+            calm = load("mindie", running.port, plan.streams, tokens)
+            with neighbours(running.port, "tests.bench.media_neighbours", root):
+                seeing = load("mindie", running.port, plan.streams, tokens)
+                grown.append((running.memory - before) / 2**20)
+            gaps.append(percentile(seeing["gaps"], 99) / percentile(calm["gaps"], 99))
+    what = "beside 64 requests at a time with a picture of 5 MB each"
+    return [
+        Row("P10", f"p99 between tokens of text {what}", tuple(gaps), 1.5, None, "x"),
+        Row("P10", f"memory {what}", tuple(grown), 700, None, "MiB"),
+    ]
+
+
 @contextmanager
-def neighbours(port: int) -> Iterator[None]:
-    """A process of bad clients, as long as the block lasts."""
-    words = [sys.executable, "-m", "tests.bench.neighbours", str(port)]
+def neighbours(port: int, module: str = "tests.bench.neighbours", *more: str) -> Iterator[None]:
+    """A process of other clients, as long as the block lasts."""
+    words = [sys.executable, "-m", module, str(port), *more]
     process = subprocess.Popen(words)
     try:
         time.sleep(1.0)
@@ -290,5 +319,6 @@ MEASURES: Final[dict[str, Callable[[Plan], list[Row]]]] = {
     "P7": p7,
     "P8": p8,
     "P9": p9,
+    "P10": p10,
 }
 SMOKE: Final = ("P1", "P4", "P5", "P9")

@@ -10,8 +10,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 _TICK: Final = os.sysconf("SC_CLK_TCK")
@@ -74,7 +75,12 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def server(ready: str, *command: str, core: int | None = None) -> Iterator[ServerProcess]:
+def server(
+    ready: str,
+    *command: str,
+    core: int | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[ServerProcess]:
     """Run `python -m command`, `{port}` replaced by a free port, on one core if asked."""
     port = free_port()
     words = [word.replace("{port}", str(port)) for word in command]
@@ -82,7 +88,7 @@ def server(ready: str, *command: str, core: int | None = None) -> Iterator[Serve
         words = ["taskset", "-c", str(core % (os.cpu_count() or 1)), sys.executable, "-m", *words]
     else:
         words = [sys.executable, "-m", *words]
-    process = subprocess.Popen(words, env={**os.environ, **ENVIRONMENT})
+    process = subprocess.Popen(words, env={**os.environ, **ENVIRONMENT, **environment})
     running = ServerProcess(port, process)
     try:
         running.wait_ready(ready)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import uvloop
@@ -10,6 +11,7 @@ from proxy.engines.base import Engine
 from proxy.lifecycle import Process
 from proxy.listeners import bind_all
 from proxy.settings import Settings
+from tests.bench.media_neighbours import MEDIA_ROOT
 from tests.bench.sources import ENGINES
 
 
@@ -21,7 +23,15 @@ def main() -> int:
         return ENGINES[name]()
 
     async def serve() -> int:
-        settings = Settings(port=port, log_level="warning", drain_timeout=0)
+        settings = Settings(
+            port=port,
+            log_level="warning",
+            drain_timeout=0,
+            # For the pictures of P10, on this machine's own loopback.
+            allowed_media_domains="127.0.0.1",
+            media_private_networks="127.0.0.1/32",
+            media_root=os.environ.get(MEDIA_ROOT, "/nowhere"),
+        )
         return await Process(settings, factory).serve(*bind_all(settings))
 
     return uvloop.run(serve())

@@ -8,15 +8,17 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from proxy.engines.base import EngineRequest
+from proxy.engines.base import EngineRequest, ModelInfo
 from proxy.engines.stream import TokenStream
 from proxy.engines.stub import STUB_INFO, StubEngine
 from tests.bench.load import MODEL
+from translators.media_formats import MediaKind
 from translators.tokens import Finish, FinishReason, Token
 
 _INFO: Final = dataclasses.replace(
     STUB_INFO, names=(MODEL,), max_model_len=1_000_000, max_num_seqs=4096
 )
+_SEEING: Final = dataclasses.replace(_INFO, media=dict.fromkeys(MediaKind, 20))
 
 
 @dataclasses.dataclass
@@ -32,8 +34,8 @@ class SteppedEngine(StubEngine):
     `text` makes the text of a step's tokens.
     """
 
-    def __init__(self, pause: float, text: Callable[[], str]) -> None:
-        super().__init__(info=_INFO)
+    def __init__(self, pause: float, text: Callable[[], str], info: ModelInfo = _INFO) -> None:
+        super().__init__(info=info)
         self._pause = pause
         self._text = text
         self._runs: dict[str, _Run] = {}
@@ -84,5 +86,6 @@ PACE: Final = 1 / 50
 ENGINES: Final[dict[str, Callable[[], StubEngine]]] = {
     "full": lambda: SteppedEngine(0.0, lambda: " token"),
     "paced": lambda: SteppedEngine(PACE, lambda: f"@{time.monotonic():.6f}@"),
+    "seeing": lambda: SteppedEngine(PACE, lambda: f"@{time.monotonic():.6f}@", _SEEING),
     "idle": IdleEngine,
 }
