@@ -86,6 +86,7 @@ def test_a_word_over_several_tokens_leaks_no_part() -> None:
     assert stop_words.push("fine E") == Matched("fine ", False)
     assert stop_words.push("N") == Matched("", False)
     assert stop_words.push("D. more") == Matched("", True)
+    assert stop_words.flush() == ""
 
 
 def test_a_word_that_begins_right_after_its_own_letter_leaks_no_part() -> None:

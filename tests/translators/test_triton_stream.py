@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.translators.requests import BOTH
@@ -21,7 +21,13 @@ from translators.errors import (
     ServiceUnavailable,
 )
 from translators.tokens import Finish, FinishReason, Token
-from translators.triton_stream import FrameStyle, TritonStream, finish_word, json_string
+from translators.triton_stream import (
+    BraceEscape,
+    FrameStyle,
+    TritonStream,
+    finish_word,
+    json_string,
+)
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 LENGTH = Finish(FinishReason.LENGTH)
@@ -380,6 +386,18 @@ def test_huaweis_sdk_finds_no_brace_to_split_at(texts: list[str], full_text: boo
     for token in tokens(texts):
         frame = translator.frame(token)
         assert not re.search(rb"\}[^}]*\{", frame)
+
+
+@given(TEXTS)
+@example(["{", "}", "{"])
+@example(["}", "{"])
+def test_full_text_is_escaped_as_the_whole_text_is(texts: list[str]) -> None:
+    translator = stream(style=FULL)
+    whole = ""
+    for token in tokens(texts):
+        whole += token.text
+        head, _, text = translator.frame(token).partition(b'"text_output":')
+        assert text == BraceEscape(enabled=True)(json_string(whole)) + b"}\n\n", head
 
 
 @given(TEXTS)
