@@ -11,6 +11,8 @@ from proxy.settings import Settings
 
 BACKLOG: Final = 4096
 """Connections that the kernel keeps until they are accepted; beyond it they wait for seconds."""
+_UNSENT: Final = 64 * 1024
+"""Bytes that the kernel may hold of a connection without sending them."""
 
 
 class Listener(Enum):
@@ -74,6 +76,7 @@ def bind(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, kind, proto)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _feel_the_client(sock)
         sock.bind(address)
         sock.listen(BACKLOG)
     except OSError:
@@ -81,6 +84,17 @@ def bind(host: str, port: int) -> socket.socket:
         raise
     sock.setblocking(False)
     return sock
+
+
+def _feel_the_client(sock: socket.socket) -> None:
+    """Keep little unsent in the kernel, for each connection of a listening socket.
+
+    By default it holds megabytes, and lets us write again when a third is gone: a
+    client that reads steadily but slowly would look as if it did not read at all.
+    """
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if option is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, option, _UNSENT)
 
 
 def bind_all(settings: Settings) -> list[Bound]:
