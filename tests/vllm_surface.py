@@ -144,7 +144,7 @@ OPTIONAL: Final = {
 
 IMPORTED: Final = (
     "vllm.SamplingParams",
-    "vllm.TokensPrompt",
+    "vllm.inputs.tokens_input",
     "vllm.AsyncEngineArgs",
     "vllm.AsyncLLMEngine",
     "vllm.sampling_params.RequestOutputKind",

@@ -24,7 +24,8 @@ from typing import Any, Final
 os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
 import vllm.exceptions
-from vllm import AsyncEngineArgs, AsyncLLMEngine, SamplingParams, TokensPrompt
+from vllm import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
+from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import EngineCoreEventType
@@ -244,10 +245,12 @@ class EmbeddedEngine:
         run = TokenRun(request.request_id, stream, detokenizer, self._piece)
         if self._tap is not None:
             self._tap.runs[request.request_id] = run
+        # Rendered, as vLLM calls it: it takes a raw prompt through a thread first.
+        prompt = request.payload or tokens_input(request.prompt)
         try:
             collector = await self._engine.add_request(
                 request.request_id,
-                request.payload or TokensPrompt(prompt_token_ids=request.prompt),
+                prompt,
                 self._sampling_params(request.sampling),
                 priority=request.priority,
             )

@@ -20,6 +20,10 @@ CRAMPED = (
 )
 
 
+SPREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""Otherwise vLLM binds the workers of all four to the same core."""
+
+
 @dataclass(frozen=True)
 class Herd:
     """Each is for one test to use up, but the last, which all may use."""
@@ -48,7 +52,7 @@ async def started_herd(
     async with AsyncExitStack() as stack:
         processes = [
             await stack.enter_async_context(
-                gateway_process(model, *flags, environment={**environment, **own})
+                gateway_process(model, *flags, environment={**environment, **SPREAD, **own})
             )
             for flags, own in plans
         ]

@@ -32,6 +32,7 @@ class GatewayProcess:
         self._reading = asyncio.create_task(self._read())
         self._lines = asyncio.Condition()
         self._seen: set[Descendant] = set()
+        self._silent = False
         self.output = b""
 
     @property
@@ -41,14 +42,20 @@ class GatewayProcess:
     async def _read(self) -> None:
         assert self._process.stderr is not None
         async for line in self._process.stderr:
-            async with self._lines:
-                self.output += line
-                self._lines.notify_all()
+            self.output += line
+            await self._notify()
+        self._silent = True
+        await self._notify()
+
+    async def _notify(self) -> None:
+        async with self._lines:
+            self._lines.notify_all()
 
     async def says(self, words: bytes) -> None:
-        """Wait until it logs these words."""
+        """Wait until it logs these words; fails when it ends without them."""
         async with asyncio.timeout(STARTS_WITHIN), self._lines:
-            await self._lines.wait_for(lambda: words in self.output)
+            await self._lines.wait_for(lambda: self._silent or words in self.output)
+        assert words in self.output, self.output.decode(errors="replace")[-4000:]
 
     async def port(self) -> int:
         """The port it listens on, as soon as it says so."""

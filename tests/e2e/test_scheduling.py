@@ -102,8 +102,8 @@ async def test_who_waits_for_a_slot_sees_it_in_queue_wait_time(real: RealGateway
 
 
 async def test_prefill_and_decode_times_fit_the_clock_on_the_wall(real: RealGateway) -> None:
+    sent = time.monotonic()
     async with streaming(real.running.port, " word" * 400, max_new_tokens=12) as stream:
-        sent = time.monotonic()
         frames, arrived = [], []
         for _ in range(12):
             frames.append(await stream.frame())
@@ -154,15 +154,19 @@ async def leave_while(real: RealGateway, what: str, prompt: str, state: Any) -> 
 
 
 async def test_many_leave_at_once_and_count_as_cancelled(real: RealGateway) -> None:
-    before = real.sample("requests_finished_total", outcome="cancelled")
+    cancelled, failed = (partial(outcomes, real, outcome) for outcome in ("cancelled", "failed"))
+    before = cancelled(), failed()
     async with AsyncExitStack() as stack:
         for prompt in prompts(2 * SLOTS):
             stream = streaming(real.running.port, prompt, **ENDLESS)
             await stack.enter_async_context(stream)
         await eventually(lambda: real.unfinished == 2 * SLOTS, within=5.0)
     await becomes_idle(real, within=1.0)
-    assert real.sample("requests_finished_total", outcome="cancelled") - before == 2 * SLOTS
-    assert real.sample("requests_finished_total", outcome="failed") == 0
+    assert (cancelled() - before[0], failed() - before[1]) == (2 * SLOTS, 0)
+
+
+def outcomes(real: RealGateway, outcome: str) -> float:
+    return real.sample("requests_finished_total", outcome=outcome)
 
 
 async def test_priority_is_the_order_when_the_engine_is_full(real: RealGateway) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -300,55 +299,66 @@ async def test_small_temperatures_are_greedy(real: RealGateway) -> None:
 async def test_no_token_is_lost_or_merged_when_the_reader_lags(
     real: RealGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop stands still again and again while the engine goes on: tokens pile up."""
+    """Two kinds of lag: a client that reads slowly, and vLLM's collectors read seldom."""
     prompt, count = POEM * 4, 400
-    reads, outputs = count_reads(monkeypatch)
+    pushed, merged = slow_readers(monkeypatch, every=8, seconds=1.0)
     async with a_collector_gateway(real) as collector:
-        direct, collected, ids, _ = await asyncio.gather(
+        direct, collected, ids = await asyncio.gather(
             ask(real.running, prompt, max_new_tokens=count),
             ask(collector, prompt, max_new_tokens=count),
             generate_directly(real, prompt, count),
-            stall(real, 0.2, 40),
         )
     expected = texts_so_far(real, ids)
     assert len(ids) == count, "the prompt must make the model write on and on"
-    assert [max(sizes) > 1 for sizes in reads.values()] == [True, True], "nothing piled up"
-    assert max(outputs) > 1, "vLLM merged nothing: the test shows nothing"
+    assert max(pushed) > 1, "no token had to wait for its reader: the test shows nothing"
+    assert max(merged) > 1, "vLLM merged nothing: the test shows nothing"
     for response in (direct, collected):
         assert details(response, "generated_tokens") == list(range(1, count + 1))
         assert accumulated(response.frames)[:-1] == expected[:-1]
         assert all(frame["decode_time"] >= 0 for frame in response.frames[1:])
     # Though they were read late, the tokens have the times of their own steps.
     assert min(frame["decode_time"] for frame in direct.frames[1:]) > 1
+    assert max(frame["decode_time"] for frame in direct.frames[1:]) < 1000
 
 
-def count_reads(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[int, list[int]], list[int]]:
-    """How many tokens each read of each stream finds, and each output of vLLM's collectors."""
-    reads: dict[int, list[int]] = defaultdict(list)
-    outputs: list[int] = []
-    next_tokens, read = TokenStream.__anext__, CollectorReader.read
+def slow_readers(
+    monkeypatch: pytest.MonkeyPatch, *, every: int, seconds: float
+) -> tuple[list[int], list[int]]:
+    """Make both readers pause now and then.
 
-    async def counting_next(self: TokenStream) -> list[Token]:
+    Returns how many tokens each read of a stream finds, and how many each
+    output of vLLM's collectors holds.
+    """
+    from vllm.v1.engine.output_processor import RequestOutputCollector
+
+    pushed: list[int] = []
+    merged: list[int] = []
+    next_tokens, get, read = (
+        TokenStream.__anext__,
+        RequestOutputCollector.get,
+        CollectorReader.read,
+    )
+
+    async def slow_next(self: TokenStream) -> list[Token]:
+        if len(pushed) % every == 0:
+            await asyncio.sleep(seconds)
         tokens = await next_tokens(self)
-        reads[id(self)].append(len(tokens))
+        pushed.append(len(tokens))
         return tokens
 
+    async def slow_get(self: RequestOutputCollector) -> Any:
+        if len(merged) % every == 0:
+            await asyncio.sleep(seconds)
+        return await get(self)
+
     def counting_read(self: CollectorReader, output: Any, batch_size: int) -> None:
-        outputs.append(len(output.outputs[0].token_ids))
+        merged.append(len(output.outputs[0].token_ids))
         read(self, output, batch_size)
 
-    monkeypatch.setattr(TokenStream, "__anext__", counting_next)
+    monkeypatch.setattr(TokenStream, "__anext__", slow_next)
+    monkeypatch.setattr(RequestOutputCollector, "get", slow_get)
     monkeypatch.setattr(CollectorReader, "read", counting_read)
-    return reads, outputs
-
-
-async def stall(real: RealGateway, seconds: float, times: int) -> None:
-    """Block the event loop, let it breathe, again and again."""
-    while not real.engine.load().running:
-        await asyncio.sleep(0.01)
-    for _ in range(times):
-        time.sleep(seconds)  # noqa: ASYNC251 - standing still is what is tested
-        await asyncio.sleep(0.02)
+    return pushed, merged
 
 
 async def test_both_token_paths_give_the_same_text(real: RealGateway) -> None:
