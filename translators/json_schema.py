@@ -72,15 +72,22 @@ def of_answers(*answers: Any) -> Schema:
     An example of every case has to be among them: what is null in one and a
     number in another, a key that is only sometimes there.
     """
-    if all(isinstance(answer, dict) for answer in answers):
-        return _of_objects(answers)
-    if all(isinstance(answer, list) for answer in answers):
-        items = [item for answer in answers for item in answer]
-        return {"type": "array", "items": of_answers(*items)}
-    if any(isinstance(answer, dict | list) for answer in answers):
-        rest = [answer for answer in answers if answer is not None]
-        return {"anyOf": [of_answers(*rest), {"type": "null"}]}
-    return {"type": _type_names(answers)}
+    objects = [answer for answer in answers if isinstance(answer, dict)]
+    lists = [answer for answer in answers if isinstance(answer, list)]
+    plain = [answer for answer in answers if not isinstance(answer, dict | list)]
+    shapes: list[Schema] = []
+    if objects:
+        shapes.append(_of_objects(objects))
+    if lists:
+        shapes.append(_of_lists(lists))
+    if plain:
+        shapes.append({"type": _type_names(plain)})
+    return shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
+
+
+def _of_lists(answers: Iterable[list[Any]]) -> Schema:
+    items = [item for answer in answers for item in answer]
+    return {"type": "array", "items": of_answers(*items)} if items else {"type": "array"}
 
 
 def _of_objects(answers: Iterable[Mapping[str, Any]]) -> Schema:
