@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def main() -> int:
         rows += MEASURES[name](plan)
     print(table(rows))
     if options.out is not None:
-        write(rows, options.out, "make bench")
+        write(rows, options.out, shlex.join(["python", "-m", "tests.bench", *sys.argv[1:]]))
     if options.smoke and not all(row.within_noise for row in rows):
         print("worse than target and noise allow", file=sys.stderr)
         return 1
