@@ -12,7 +12,7 @@ from tests.e2e.plugin import OPTION, InstalledPlugin
 from tests.e2e.process import GatewayProcess, gateway_process
 
 BLOCKS = 9
-"""KV cache blocks of 128 tokens, of which vLLM keeps one: less than four texts of 400 need."""
+"""KV cache blocks of 128 tokens, of which vLLM keeps one: less than three texts of 300 need."""
 ROOMY = ("--num-gpu-blocks-override", "256")
 CRAMPED = (
     *("--num-gpu-blocks-override", str(BLOCKS), "--max-model-len", "512"),
@@ -46,7 +46,7 @@ async def started_herd(
     plans: tuple[tuple[tuple[str, ...], dict[str, str]], ...] = (
         (ROOMY, {}),
         ((*ROOMY, "--stay-after-engine-death"), {}),
-        (ROOMY, {}),
+        ((*ROOMY, "--drain-timeout", "120"), {}),
         (CRAMPED, plugin.environment),
     )
     async with AsyncExitStack() as stack:
