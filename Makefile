@@ -6,11 +6,11 @@ PREPARE := sh deploy/local/python.sh deploy/local/prepare.py
 VENV_OLD := .venv-vllm-0.23
 VENV_MULTIMODAL := .venv-multimodal
 
-# For the tests with a real engine. CI machines have two cores and no accelerator.
+# For the tests with a real engine; tests/e2e/conftest.py sets the rest.
 ENGINE_ENV = \
 	TEST_MODEL="$(CURDIR)/.cache/models/smollm2-135m-instruct" \
 	TEST_TINY_MODEL="$(CURDIR)/.cache/models/tiny-llama" \
-	VLLM_CPU_KVCACHE_SPACE=2 VLLM_LOGGING_LEVEL=ERROR VLLM_NO_USAGE_STATS=1
+	VLLM_NO_USAGE_STATS=1
 FAST := not e2e and not multimodal
 E2E = -m pytest -m e2e --ignore tests/deploy --timeout 600 $(PYTEST_ARGS)
 
