@@ -354,17 +354,17 @@ class FakeVllm:
         """Play an answer until it ends or its client leaves."""
         answering = asyncio.ensure_future(answer(call))
         leaving = asyncio.ensure_future(reader.read(1))
-        done, _ = await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if leaving in done:
+        done, others = await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        for other in others:
+            other.cancel()
+        # The client may reset the connection at any moment: that is looked at, not complained of.
+        outcomes = await asyncio.gather(answering, leaving, return_exceptions=True)
+        if leaving in done or isinstance(outcomes[0], ConnectionError):
             call.gone.set()
-            answering.cancel()
-            await asyncio.wait({answering})
-            leaving.exception()
             return False
-        leaving.cancel()
-        await asyncio.wait({leaving})
-        await answering
         call.answered = True
+        if isinstance(outcomes[0], BaseException):
+            raise outcomes[0]
         return not call.writer.transport.is_closing()
 
     async def _answer(self, call: Call) -> None:

@@ -17,6 +17,7 @@ import aiohttp
 from proxy.engines.base import EngineRequest
 from proxy.engines.remote.chunks import DONE, BadChunkError, Chunk, read_chunk
 from proxy.engines.remote.client import BROKEN, refusal
+from proxy.engines.remote.layout import Layout
 from proxy.engines.remote.sse import LineTooLongError, SseSplitter
 from proxy.engines.stream import TokenStream
 from translators.errors import IncompleteGeneration
@@ -24,8 +25,9 @@ from translators.tokens import Alternative, Finish, FinishReason, Token
 
 log = logging.getLogger(__name__)
 
-_LINE: Final = 64 * 1024
-"""Bytes of one event, and for each prompt token, which the first event repeats:"""
+_LINE: Final = 256 * 1024
+"""Bytes of one event: more than are read at once. And for each prompt token, which the first
+event repeats:"""
 _PER_PROMPT_TOKEN: Final = 12
 _HELD: Final = 64
 """Tokens without text that are looked at again at the end."""
@@ -84,6 +86,7 @@ class RemoteStream(TokenStream):
         self._source = source
         self._response = response
         self._lines = SseSplitter(_LINE + _PER_PROMPT_TOKEN * len(request.prompt))
+        self._layout = Layout()
         self._top = request.sampling.logprobs
         self._previous = sent
         self._count = 0
@@ -121,11 +124,13 @@ class RemoteStream(TokenStream):
             if not block:
                 self._body_ended()
                 return
-            now = self._loop.time()
+            now, batch_size = self._loop.time(), self._source.batch_size()
             for payload in self._lines.feed(block):
-                await self._take(payload, now)
-                if self._ended:
-                    return
+                if not self._plain(payload, now, batch_size):
+                    await self._take(payload, now)
+                    if self._ended:
+                        return
+                    batch_size = self._source.batch_size()
         except TimeoutError:
             self._deliver_last()
         except BROKEN:
@@ -140,29 +145,41 @@ class RemoteStream(TokenStream):
         async with asyncio.timeout(within):
             return await self._response.content.readany()
 
+    def _plain(self, payload: bytes, now: float, batch_size: int) -> bool:
+        """Take a token that looks like the ones before it; False for anything else."""
+        found = self._layout.read(payload)
+        if found is None or self._carried or self._last is not None:
+            return False
+        token_id, text = found
+        self._note(token_id, text)
+        token = Token(token_id, text, now - self._previous, 0.0, batch_size)
+        self._pending.append(token)
+        self._previous = self.last_push = now
+        return True
+
+    def _note(self, token_id: int, text: str) -> None:
+        """Count a token, and remember those that have shown no text yet."""
+        self._count += 1
+        if not text:
+            if len(self._held) < _HELD:
+                self._held.append(token_id)
+        elif self._held:
+            self._held.clear()
+
     async def _take(self, payload: bytes, now: float) -> None:
         if payload == DONE:
             self._body_ended()
             return
         chunk = read_chunk(payload)
-        token_id = self._lone(chunk)
-        if token_id is not None:
-            self._emit(token_id, chunk.text, now - self._previous, None)
-            self._previous = now
+        if self._last is not None:
+            self._last = self._last._replace(waited=chunk.queued or 0.0)
         elif chunk.status is not None:
             log.info("%s: status %d within a stream", self._source.name, chunk.status)
             self.fail(refusal(chunk.status))
-        elif self._last is not None:
-            self._last = self._last._replace(waited=chunk.queued or 0.0)
         else:
             await self._several(chunk, now)
-
-    def _lone(self, chunk: Chunk) -> int | None:
-        """The token of a chunk that holds one and nothing else, as nearly all do."""
-        ids = chunk.ids
-        if ids is None or len(ids) != 1 or chunk.reason is not None:
-            return None
-        return ids[0] if self._top is None and not self._carried else None
+            if self._top is None and chunk.ids is not None and len(chunk.ids) == 1:
+                self._layout.learn(payload, chunk)
 
     async def _several(self, chunk: Chunk, now: float) -> None:
         """Any number of tokens, an end, or both."""
@@ -244,11 +261,7 @@ class RemoteStream(TokenStream):
         if not self._count:
             self._source.decoding(1)
             waited = min(self._source.queue_estimate(), latency)
-        self._count += 1
-        if text:
-            self._held.clear()
-        elif len(self._held) < _HELD:
-            self._held.append(token_id)
+        self._note(token_id, text)
         batch_size = self._source.batch_size()
         token = Token(token_id, text, latency, waited, batch_size, finish, logprob, top)
         if finish is None:

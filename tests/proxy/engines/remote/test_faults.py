@@ -176,7 +176,7 @@ AFTER = {
     "ids that are booleans": chunk(token_ids=[True]),
     "usage of the wrong type": chunk(token_ids=None)[:-3] + b',"usage":"x"}\n\n',
     "a 2 MB line": chunk(text="x" * 2_000_000),
-    "a line without an end": b"data: " + b"x" * 200_000,
+    "a line without an end": b"data: " + b"x" * 400_000,
     "an error object": b'data: {"error":{"message":"died","code":500}}\n\n',
     "an error object without a code": b'data: {"error":"died"}\n\n',
     "a finish that is an error": chunk(finish_reason="error"),

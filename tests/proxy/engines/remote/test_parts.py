@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from proxy.engines.base import EngineRequest
 from proxy.engines.remote.chunks import BadChunkError, read_chunk
 from proxy.engines.remote.gauges import read_gauges
+from proxy.engines.remote.layout import Layout
 from proxy.engines.remote.pieces import Pieces, Run, fit, second_half
 from proxy.engines.remote.probe import Profile
 from proxy.engines.remote.request import completion
@@ -107,6 +108,86 @@ def test_a_queue_time_is_never_negative_and_may_be_unknown() -> None:
 def test_an_error_object() -> None:
     assert read_chunk(b'{"error":{"message":"x","code":404}}').status == 404
     assert read_chunk(b'{"error":{"message":"x","code":"y"}}').status == 500
+
+
+def streamed(texts: list[str], ids: list[int], **more: Any) -> list[bytes]:
+    """Chunks as vLLM writes them, in compact JSON or with spaces."""
+    chunks = []
+    for number, (text, token_id) in enumerate(zip(texts, ids, strict=False)):
+        choice = {
+            "index": 0,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": None,
+            "prompt_token_ids": [1, 2] if not number else None,
+            "token_ids": [token_id],
+        }
+        document = {"id": "cmpl-1", "choices": [choice], **more}
+        if "usage" in more:
+            document["usage"] = {"prompt_tokens": 2, "completion_tokens": number + 1}
+        chunks.append(orjson.dumps(document))
+    return chunks
+
+
+@given(
+    texts=st.lists(st.text(), min_size=4, max_size=9),
+    ids=st.lists(st.integers(0, 2**31), min_size=9, max_size=9),
+    usage=st.booleans(),
+)
+def test_what_is_read_without_json_is_what_json_says(
+    texts: list[str], ids: list[int], usage: bool
+) -> None:
+    layout = Layout()
+    chunks = streamed(["a", "b", *texts], [1, 2, *ids], **({"usage": None} if usage else {}))
+    for number, payload in enumerate(chunks):
+        chunk = read_chunk(payload)
+        found = layout.read(payload)
+        if found is None:
+            layout.learn(payload, chunk)
+        else:
+            assert found == (chunk.ids[0] if chunk.ids else None, chunk.text)
+        assert (found is not None) == (number >= 2), "learned from the second chunk on"
+
+
+LEARNED = streamed(["a", "b"], [1, 2])
+PLAIN = streamed(["x", "y"], [5, 7])[1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        PLAIN.replace(b'"finish_reason":null', b'"finish_reason":"stop"'),
+        PLAIN.replace(b"[7]", b"[7,8]"),
+        PLAIN.replace(b"[7]", b"[]"),
+        PLAIN.replace(b"[7]", b"[-7]"),
+        PLAIN.replace(b"[7]", b"[7"),
+        PLAIN.replace(b'"y"', b"5"),
+        PLAIN.replace(b'"y"', b'"y'),
+        PLAIN.replace(b'"y"', b'"a","text":"y"'),
+        PLAIN.replace(b'"logprobs":null', b'"logprobs":{}'),
+        PLAIN.replace(b"cmpl-1", b"cmpl-2"),
+        PLAIN + b"x",
+        PLAIN[:-1],
+        PLAIN.replace(b"[7]}", b'[7]},{"text":"z"}'),
+        b'{"error":{"message":"x"}}',
+        b"",
+    ],
+)
+def test_whatever_differs_is_read_as_json(other: bytes) -> None:
+    layout = Layout()
+    for payload in LEARNED:
+        layout.learn(payload, read_chunk(payload))
+    assert layout.read(PLAIN) == (7, "y")
+    assert layout.read(other) is None
+
+
+def test_a_server_whose_chunks_all_differ_is_not_studied_for_ever() -> None:
+    layout = Layout()
+    for number in range(20):
+        payload = PLAIN.replace(b"cmpl-1", b"cmpl-%d" % number)
+        assert layout.read(payload) is None
+        layout.learn(payload, read_chunk(payload))
+    assert layout.read(payload) is None
 
 
 @given(st.binary())
