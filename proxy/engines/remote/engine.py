@@ -13,6 +13,7 @@ import orjson
 
 from proxy.engines.base import EngineRequest, Load, ModelInfo, Prompt, total
 from proxy.engines.remote.client import AnswerTooLargeError, Client, ConnectionFailedError
+from proxy.engines.remote.gauges import Gauges
 from proxy.engines.remote.message import ChatMessage, LargeBody
 from proxy.engines.remote.openai import RemoteOpenAI
 from proxy.engines.remote.probe import Profile
@@ -84,7 +85,8 @@ class RemoteEngine:
             self._add(url)
         log.info("waiting for a vLLM server at %s", ", ".join(self._options.urls))
         await self._changed.wait()
-        return self._describe(self._model)
+        gauges = (upstream.gauges for upstream in self._upstreams)
+        return self._describe(self._model, next(filter(None, gauges), None))
 
     def _add(self, url: str) -> None:
         options = self._options
@@ -123,8 +125,11 @@ class RemoteEngine:
     def _nobody() -> GatewayError:
         return ConnectionFailedError(reached=False).answer()
 
-    def _describe(self, first: Profile) -> ModelInfo:
+    def _describe(self, first: Profile, gauges: Gauges | None) -> ModelInfo:
+        """What the first server says; the others are taken to be of its size."""
         options = self._options
+        servers = len(options.urls)
+        blocks = None if gauges is None else gauges.kv_blocks
         if options.max_num_seqs is None:
             log.info(
                 "each server is taken to run %d sequences at once: vLLM does not tell",
@@ -135,11 +140,14 @@ class RemoteEngine:
             max_model_len=first.max_model_len,
             max_position_embeddings=first.max_model_len,
             vocab_size=_UNKNOWN_VOCABULARY,
-            max_num_seqs=(options.max_num_seqs or ASSUMED_MAX_NUM_SEQS) * len(options.urls),
+            max_num_seqs=(options.max_num_seqs or ASSUMED_MAX_NUM_SEQS) * servers,
             priority_scheduling=first.priority,
             defaults=first.defaults or ModelDefaults(),
             # How many fit one request the server knows, and refuses more itself.
             media=dict.fromkeys(first.media, MAX_ITEMS),
+            kv_blocks=None if blocks is None else blocks * servers,
+            block_size=None if gauges is None else gauges.block_size,
+            model_path=first.root,
         )
 
     async def tokenize(self, text: str) -> list[int]:

@@ -49,6 +49,8 @@ class Profile:
     names: tuple[str, ...]
     """Served model names, the main one first; adapters are not among them."""
     max_model_len: int
+    root: str | None
+    """The model's path or name where the server runs."""
     token_ids: bool
     """Chunks name their tokens; otherwise they are only counted."""
     priority: bool
@@ -77,6 +79,7 @@ async def probe(client: Client, *, priority: bool) -> Profile:
         version=await _version(client),
         names=tuple(card["id"] for card in cards),
         max_model_len=cards[0]["max_model_len"],
+        root=_text(cards[0].get("root")),
         token_ids=any(chunk.ids for chunk in chunks),
         priority="priority" in taken,
         hottest=FLOAT32_MAX if "temperature" in taken else HOTTEST_OF_NEW,
@@ -157,10 +160,14 @@ async def _completion(client: Client, model: str, prompt: list[int], **more: Any
 
 async def _version(client: Client) -> str:
     try:
-        version = (await _json(client, "GET", "/version")).get("version")
+        version = _text((await _json(client, "GET", "/version")).get("version"))
     except (GatewayError, UnfitError):
         version = None
-    return version if isinstance(version, str) else "of unknown version"
+    return version or "of unknown version"
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 async def _can_detokenize(client: Client, model: str, tokens: list[int]) -> bool:

@@ -368,6 +368,7 @@ def profile(**changes: Any) -> Profile:
         "version": "0.32.0",
         "names": ("smol", "alias"),
         "max_model_len": 2048,
+        "root": "/models/smol",
         "token_ids": True,
         "priority": True,
         "hottest": 2.0,

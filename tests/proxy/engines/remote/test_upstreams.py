@@ -277,6 +277,20 @@ def figures(**values: float) -> str:
     return page
 
 
+async def test_the_other_routes_tell_what_the_servers_tell() -> None:
+    async with (
+        fake_vllm(names=(MODEL,), metrics=METRICS) as server,
+        sidecar(server) as opened,
+    ):
+        slots = (await get(opened.port, f"/v2/models/{MODEL}/getSlotCount")).json
+        assert slots["total_slots"] == 256
+        assert slots["available_tokens_length"] == 363 * 128
+        config = (await get(opened.port, f"/v2/models/{MODEL}/config")).json
+        assert config["max_seq_len"] == 2048
+        assert config["model_weight_path"] == "smol"
+        assert config["world_size"] is None, "no server tells it"
+
+
 async def test_without_telling_servers_the_queue_wait_is_0() -> None:
     async with sidecar() as opened:
         response = await post(opened.port, BODY)
