@@ -15,6 +15,7 @@ from proxy.engines.openai import OpenAIAnswer, OpenAIRequest, end_to_end
 from proxy.gateway import GATEWAY, Gateway
 from proxy.handlers.metadata import openai_models
 from proxy.metrics import Account
+from proxy.request_log import ACCOUNT
 from translators.errors import GatewayError, NotFound
 
 ROUTE: Final = "v1"
@@ -29,6 +30,7 @@ async def openai(request: web.Request) -> web.StreamResponse:
     """What the engine's own OpenAI API answers, passed on block by block."""
     gateway = request.app[GATEWAY]
     with gateway.metrics.account(ROUTE) as account, gateway.passing():
+        request[ACCOUNT] = account
         api = gateway.engine.openai
         if api is None:
             raise NotFound("there is no such route")

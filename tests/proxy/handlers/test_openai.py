@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -76,6 +77,18 @@ async def test_a_stream_goes_through_byte_for_byte() -> None:
         assert response.headers["x-request-id"] == "abc"
         assert response.headers["server"] == "mindie-gateway"
         await opened.settled(succeeded=1)
+
+
+async def test_the_log_says_how_it_ended(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with chatting() as opened:
+        await post(opened.port, {"messages": ["a secret"]}, CHAT)
+        await opened.settled(succeeded=1)
+    (line,) = [r for r in caplog.records if r.getMessage() == "request"]
+    fields = line.fields  # type: ignore[attr-defined]
+    assert fields["route"] == "/v1/{rest}"
+    assert (fields["status"], fields["outcome"]) == (200, "succeeded")
+    assert "secret" not in str(fields)
 
 
 async def test_a_stream_is_passed_on_while_it_comes() -> None:
