@@ -76,17 +76,21 @@ async def load_embedded(settings: Settings, model: str | None, flags: list[str])
 
     def load() -> Engine:
         try:
-            from proxy.engines.embedded import EmbeddedEngine, parse_engine_args
+            from proxy.engines.embedded import EmbeddedEngine, parse_options
         except ModuleNotFoundError as error:
             if error.name != "vllm":
                 raise
             raise SettingsError(NO_VLLM) from None
-        args = parse_engine_args(model, flags)
+        options = parse_options(model, flags)
+        if options.openai and not settings.openai_api:
+            names = ", ".join(options.openai)
+            raise SettingsError(f"without the OpenAI API these have no effect: {names}")
         return EmbeddedEngine(
-            args,
+            options.engine,
             direct_tokens=settings.token_path == "direct",
             media_prompt=settings.media_prompt,
             max_pixels=settings.media_max_pixels,
+            openai=options.openai if settings.openai_api else None,
         )
 
     return await in_thread(load)

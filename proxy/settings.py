@@ -140,6 +140,9 @@ class Settings(BaseModel):
     upstream_priority: bool = Field(
         True, description="Pass priorities on; an upstream that schedules by them heeds them."
     )
+    openai_api: bool = Field(
+        True, description="Serve the engine's own OpenAI API under /v1, beside the legacy routes."
+    )
     deprecation: date | Literal["off"] = Field(
         date(2026, 12, 1),
         description="Day from which on the legacy routes are deprecated, told in the header "

@@ -19,6 +19,8 @@ from tests.vllm_source import Source, installed_source, installed_version, load,
 from tests.vllm_surface import (
     HANDLES,
     IMPORTED,
+    IMPORTERS,
+    MOVED,
     NAMES,
     OPTIONAL,
     OVERRIDES,
@@ -59,9 +61,15 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
             yield from functions(node, f"{prefix}{node.name}.")
 
 
+def nodes() -> Iterator[ast.AST]:
+    """Everything in the modules that import vLLM."""
+    for module in IMPORTERS:
+        yield from ast.walk(parsed(module))
+
+
 def imports() -> Iterator[str]:
-    """The names of vLLM in embedded.py, dotted: imported, or got from a module of it."""
-    for node in ast.walk(parsed("embedded")):
+    """The names of vLLM in our modules, dotted: imported, or got from a module of it."""
+    for node in nodes():
         match node:
             case ast.ImportFrom(module=str(module)) if module.split(".")[0] == "vllm":
                 yield from (f"{module}.{alias.name}" for alias in node.names)
@@ -71,8 +79,8 @@ def imports() -> Iterator[str]:
 
 
 def asked_for() -> Iterator[str]:
-    """What embedded.py gets with `getattr(vllm.module, name, default)`."""
-    for node in ast.walk(parsed("embedded")):
+    """What our modules get with `getattr(vllm.module, name, default)`."""
+    for node in nodes():
         match node:
             case ast.Call(
                 func=ast.Name(id="getattr"), args=[holder, ast.Constant(value=str(name)), _]
@@ -87,9 +95,10 @@ def uses() -> Iterator[Used]:
         for found, call in attributes(handle):
             yield Used(f"{handle.module}.py:{found.lineno}", handle.name, found.attr, call)
     local = {dotted.rpartition(".")[2]: dotted for dotted in IMPORTED}
-    for node in ast.walk(parsed("embedded")):
-        if isinstance(node, ast.Call) and (dotted := local.get(ast.unparse(node.func))):
-            yield Used(f"embedded.py:{node.lineno}", dotted, None, node)
+    for module in IMPORTERS:
+        for node in ast.walk(parsed(module)):
+            if isinstance(node, ast.Call) and (dotted := local.get(ast.unparse(node.func))):
+                yield Used(f"{module}.py:{node.lineno}", dotted, None, node)
 
 
 def attributes(handle: Handle) -> Iterator[tuple[ast.Attribute, ast.Call | None]]:
@@ -191,6 +200,23 @@ def test_what_vllm_calls_of_ours_takes_what_vllm_gives(override: Override, versi
         assert len(names) == len(theirs)
     else:
         assert len(names) <= len(theirs)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", MOVED)
+def test_what_has_moved_is_somewhere_and_taken_as_it_is(name: str, version: str) -> None:
+    surface = load(version)
+    found = next((place for place in MOVED[name] if place in surface), None)
+    assert found is not None
+    own = parsed("embedded_openai")
+    calls = [
+        call
+        for call in ast.walk(own)
+        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == name
+    ]
+    assert calls
+    parameters = surface[found]["call"]
+    assert [why for call in calls if (why := misfit(call, parameters)) is not None] == []
 
 
 @pytest.mark.parametrize("name", OPTIONAL)

@@ -73,6 +73,7 @@ HANDLES: Final = (
     Handle("embedded", "model", MODEL_CONFIG),
     Handle("embedded", "scheduler", SCHEDULER_CONFIG, "_describe"),
     Handle("embedded", "iteration", ITERATION_STATS),
+    Handle("embedded_openai", "engine", ASYNC_LLM),
     Handle("media_prompt", "engine", ASYNC_LLM),
     Handle("media_prompt", "engine.vllm_config", VLLM_CONFIG),
     Handle("media_prompt", "self._model", MODEL_CONFIG),
@@ -159,8 +160,33 @@ IMPORTED: Final = (
     "vllm.multimodal.media.MediaConnector",
     "vllm.renderers.inputs.preprocess.extract_prompt_components",
     "vllm.renderers.params.ChatParams",
+    "vllm.tool_parsers.ToolParserManager",
 )
 """What our code imports by name: the test finds them in the source and compares."""
 
-NAMES: Final = frozenset({*IMPORTED, *OPTIONAL, *(handle.name for handle in HANDLES)})
+IMPORTERS: Final = ("embedded", "embedded_openai")
+"""Our modules that import vLLM."""
+
+_NEW: Final = "vllm.entrypoints.launchers"
+_OLD: Final = "vllm.entrypoints.openai"
+MOVED: Final = {
+    "build_app": (f"{_NEW}.app.build_app", f"{_OLD}.api_server.build_app"),
+    "init_app_state": (
+        f"{_NEW}.api_server.app_state.init_app_state",
+        f"{_OLD}.api_server.init_app_state",
+    ),
+    "BaseFrontendArgs": (
+        f"{_NEW}.cli_args.BaseFrontendArgs",
+        f"{_OLD}.cli_args.BaseFrontendArgs",
+    ),
+    "FrontendArgs": (f"{_NEW}.cli_args.FrontendArgs", f"{_OLD}.cli_args.FrontendArgs"),
+    "validate_parsed_serve_args": (
+        f"{_NEW}.cli_args.validate_parsed_serve_args",
+        f"{_OLD}.cli_args.validate_parsed_serve_args",
+    ),
+}
+"""What lies elsewhere in the newer versions: embedded_openai.py takes it from where it is."""
+
+_MOVED: Final = tuple(place for places in MOVED.values() for place in places)
+NAMES: Final = frozenset({*IMPORTED, *OPTIONAL, *_MOVED, *(handle.name for handle in HANDLES)})
 """Everything that is recorded from a vLLM."""

@@ -1,4 +1,4 @@
-"""vLLM's AsyncLLMEngine in this process. The only module that imports vllm.
+"""vLLM's AsyncLLMEngine in this process. Beside `embedded_openai` the only module with vllm.
 
 It chooses no device: vLLM finds its platform by its own plugins, of which
 vllm-ascend is one. What differs between the supported vLLM versions is settled
@@ -14,10 +14,10 @@ import asyncio
 import copy
 import logging
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 # Children start from a clean interpreter, as with vLLM's own server: a fork of
 # this process would inherit its listening sockets.
@@ -33,9 +33,11 @@ from vllm.v1.engine import FinishReason as VllmFinish
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from proxy.engines.asgi import AsgiApi
 from proxy.engines.base import EngineRequest, Load, ModelInfo, Prompt
 from proxy.engines.collector import CollectorReader
 from proxy.engines.detokenizer import make_detokenizer
+from proxy.engines.embedded_openai import add_openai_options, openai_api, openai_options
 from proxy.engines.figures import SchedulerFigures
 from proxy.engines.media_prompt import CONNECTOR_NAME, MediaPrompts, Tools
 from proxy.engines.openai import OpenAIApi
@@ -93,21 +95,34 @@ def engine_parser() -> FlexibleArgumentParser:
     parser: FlexibleArgumentParser = AsyncEngineArgs.add_cli_args(
         FlexibleArgumentParser(prog="mindie-gateway serve MODEL", usage="%(prog)s [vLLM options]")
     )
+    add_openai_options(parser)
     # Media stay where the client put them also with templates that take only text.
     parser.set_defaults(scheduling_policy="priority", interleave_mm_strings=True)
     return parser
 
 
-def parse_engine_args(model: str | None, flags: list[str]) -> AsyncEngineArgs:
-    """vLLM's engine arguments from the command line. SettingsError when vLLM refuses them."""
+class VllmOptions(NamedTuple):
+    """vLLM's part of the command line."""
+
+    engine: AsyncEngineArgs
+    openai: dict[str, Any]
+    """Options of its OpenAI API that were given."""
+
+
+def parse_options(model: str | None, flags: list[str]) -> VllmOptions:
+    """vLLM's options from the command line. SettingsError when vLLM refuses them."""
     arguments = ["--model", model, *flags] if model is not None else flags
     try:
-        parsed: AsyncEngineArgs = AsyncEngineArgs.from_cli_args(
-            engine_parser().parse_args(arguments)
-        )
+        parsed = engine_parser().parse_args(arguments)
+        engine: AsyncEngineArgs = AsyncEngineArgs.from_cli_args(parsed)
     except SystemExit:
         raise SettingsError("vLLM does not accept these engine options (see above)") from None
-    return parsed
+    return VllmOptions(engine, openai_options(parsed))
+
+
+def parse_engine_args(model: str | None, flags: list[str]) -> AsyncEngineArgs:
+    """The same without the OpenAI API's."""
+    return parse_options(model, flags).engine
 
 
 class _Words:
@@ -133,7 +148,9 @@ class EmbeddedEngine:
         direct_tokens: bool = True,
         media_prompt: str = "auto",
         max_pixels: int = 8192 * 8192,
+        openai: Mapping[str, Any] | None = None,
     ) -> None:
+        """`openai` holds options of vLLM's OpenAI API; None leaves the API out."""
         self._args = args
         self._media_prompt = media_prompt
         self._max_pixels = max_pixels
@@ -149,7 +166,8 @@ class EmbeddedEngine:
         self._background: set[asyncio.Future[Any]] = set()
         self._on_death: Callable[[str], None] = lambda reason: None
         self._dead = False
-        self.openai: OpenAIApi | None = None
+        self._openai_options = openai
+        self._openai: AsgiApi | None = None
         self._warned_temperature = False
 
     async def start(self, on_death: Callable[[str], None]) -> ModelInfo:
@@ -164,7 +182,16 @@ class EmbeddedEngine:
         if self._engine.vllm_config.model_config.is_multimodal_model:
             self._prompts = await in_thread(self._make_prompts)
         self._keep(self._watch_health())
-        return self._describe()
+        info = self._describe()
+        if self._openai_options is not None:
+            self._openai = await openai_api(
+                self._engine, self._args, info.names, self._openai_options
+            )
+        return info
+
+    @property
+    def openai(self) -> OpenAIApi | None:
+        return self._openai
 
     def _make_engine(self) -> Any:
         factory = partial(_StepListener, self._step_done)
@@ -345,6 +372,8 @@ class EmbeddedEngine:
 
     async def close(self) -> None:
         self._dead = True
+        if self._openai is not None:
+            await self._openai.close()
         for task in self._background:
             task.cancel()
         if self._engine is not None:

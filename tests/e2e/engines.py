@@ -15,7 +15,7 @@ class SharedEngine(EmbeddedEngine):
     """The session's engine. What it learns of each step it tells its guests as well."""
 
     def __init__(self, args: AsyncEngineArgs) -> None:
-        super().__init__(args)
+        super().__init__(args, openai={})
         self.arguments = args
         self.guests: list[CollectorGuest] = []
 

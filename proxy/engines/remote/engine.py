@@ -60,6 +60,8 @@ class UpstreamOptions:
     """The model's generation_config, when the operator gave it."""
     priority: bool = True
     """Whether to pass priorities on."""
+    openai: bool = True
+    """Whether to pass the OpenAI API through."""
 
 
 class Action(Protocol[T_co]):
@@ -77,7 +79,7 @@ class RemoteEngine:
         self._first: Profile | None = None
         self._changed = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
-        self.openai = RemoteOpenAI(self._somewhere)
+        self.openai = RemoteOpenAI(self._somewhere) if options.openai else None
 
     async def start(self, on_death: Callable[[str], None]) -> ModelInfo:
         """Ready as soon as one server is. There is no death here: servers may come back."""

@@ -37,6 +37,7 @@ def remote_engine(settings: Settings, model: str | None, flags: list[str]) -> Re
             max_num_seqs=settings.upstream_max_num_seqs,
             defaults=_generation_defaults(settings.upstream_generation_config),
             priority=settings.upstream_priority,
+            openai=settings.openai_api,
         )
     )
 
