@@ -25,6 +25,7 @@ from proxy.request_log import (
     IDS,
     QUIET,
     REQUEST_UUID,
+    TRACE,
     X_REQUEST_ID,
     Ids,
     finished,
@@ -38,6 +39,7 @@ from translators.errors import (
     NotFound,
     Unauthorized,
 )
+from translators.trace_context import trace_context
 
 log = logging.getLogger(__name__)
 
@@ -135,13 +137,20 @@ async def _no_versions(request: web.Request) -> web.StreamResponse:
 async def _account_for(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give the request its ids, and the log its one line when it ends, however it ends."""
     request[IDS] = Ids(request)
+    tracing = request.app[GATEWAY].tracing
+    span, context = None, trace_context(request.headers)
+    if tracing is not None:
+        span, context = tracing.begin(context)
+    request[TRACE] = context
     started, status = time.monotonic(), None
     try:
         response = await handler(request)
         status = response.status
         return response
     finally:
-        finished(request, status, started)
+        fields = finished(request, status, started)
+        if tracing is not None:
+            tracing.end(span, fields)
 
 
 @web.middleware

@@ -25,6 +25,8 @@ from proxy.metrics import Metrics
 from proxy.mindie_metrics import MindieMetrics
 from proxy.probe import Probe, take_one_token
 from proxy.settings import Settings
+from proxy.threads import in_thread
+from proxy.tracing import Tracing
 from proxy.watchdog import Watchdog
 from translators.contract import MAX_PROMPT_TOKENS
 from translators.errors import NotFound, ServiceUnavailable
@@ -73,6 +75,8 @@ class Gateway:
         self.created = int(time.time())
         """When this gateway was made, in Unix seconds."""
         self.media = media_desk(settings)
+        endpoint = settings.trace_endpoint
+        self.tracing = None if endpoint is None else Tracing(endpoint)
         self.state = State.STARTING
         self._engine_factory = engine_factory
         self._engine: Engine | None = None
@@ -158,6 +162,8 @@ class Gateway:
         await self.media.close()
         if self._engine is not None:
             await self._engine.close()
+        if self.tracing is not None:
+            await in_thread(self.tracing.close)
 
     def enter(self, state: State) -> None:
         """Change the state, visibly."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from aiohttp import web
@@ -25,7 +25,7 @@ from proxy.engines.base import EngineRequest, Prompt
 from proxy.engines.stream import TokenStream, stopped_stream
 from proxy.gateway import Gateway
 from proxy.metrics import Account
-from proxy.request_log import ACCOUNT
+from proxy.request_log import ACCOUNT, TRACE
 from proxy.settings import Settings
 from translators.body import parse_object
 from translators.errors import GenerationError, InvalidInput
@@ -81,6 +81,7 @@ async def receive(
     started = asyncio.get_running_loop().time()
     if account is not None:
         request[ACCOUNT] = account
+        account.trace = request.get(TRACE, {})
     gateway.check_model(model)
     if account is not None:
         account.began()
@@ -243,7 +244,8 @@ async def _submitted(
                 return None
     account.queued = asyncio.get_running_loop().time() - began
     gateway.check_taking_work()
-    return await gateway.engine.submit(generation.engine_request)
+    request = generation.engine_request
+    return await gateway.engine.submit(replace(request, trace=account.trace))
 
 
 def check_prompt(field: str, tokens: int, limit: int) -> None:

@@ -15,7 +15,7 @@ from proxy.app import build_app
 from proxy.children import kill_descendants
 from proxy.engines.base import Engine
 from proxy.gateway import EngineFactory, Gateway, State
-from proxy.listeners import Bound, bind_all
+from proxy.listeners import Bound, bind_all, close_all
 from proxy.logs import configure
 from proxy.reload import Reloader
 from proxy.security import put_in_force
@@ -62,7 +62,13 @@ def run(settings: Settings, model: str | None, engine_flags: list[str]) -> int:
     except OSError as error:
         log.error("%s", error)
         return EXIT_BIND
-    code = uvloop.run(Process(settings, make_engine).serve(*bound))
+    try:
+        process = Process(settings, make_engine)
+    except SettingsError as error:
+        close_all(bound)
+        log.error("%s", error)
+        return EXIT_USAGE
+    code = uvloop.run(process.serve(*bound))
     _leave(code)
     return code
 

@@ -8,7 +8,7 @@ figures in the process's default registry, and `/metrics` shows both.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from http import HTTPStatus
@@ -233,6 +233,8 @@ class Account:
         """Seconds from the start of handling to the first token."""
         self.finish_reason: str | None = None
         self.error_type: str | None = None
+        self.trace: Mapping[str, str] = {}
+        """Headers of the trace that the engine's part belongs to."""
         self.outcome = Outcome.CANCELLED
         self.started = time.monotonic()
 

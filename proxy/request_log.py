@@ -27,6 +27,8 @@ ACCOUNT: Final = web.RequestKey("account", Account)
 """The books of a generation; other requests have none."""
 CALLER: Final = web.RequestKey("caller", str)
 """The name of the API key that a request came with; absent where none was needed."""
+TRACE: Final = web.RequestKey("trace", dict[str, str])
+"""The trace context for the engine; empty outside any trace."""
 QUIET: Final = web.RequestKey("quiet", bool)
 """Set for what machines ask all day: health and metrics are logged at debug only."""
 
@@ -43,13 +45,16 @@ class Ids:
 IDS: Final = web.RequestKey("ids", Ids)
 
 
-def finished(request: web.Request, status: int | None, started: float) -> None:
-    """Log the end of a request; `status` None when no whole answer went out."""
+def finished(request: web.Request, status: int | None, started: float) -> dict[str, Any]:
+    """Log the end of a request and return what was said.
+
+    `status` is None when no whole answer went out.
+    """
+    fields = _fields(request, status, started)
+    known = {name: value for name, value in fields.items() if value is not None}
     level = logging.DEBUG if request.get(QUIET) else logging.INFO
-    if log.isEnabledFor(level):
-        fields = _fields(request, status, started)
-        known = {name: value for name, value in fields.items() if value is not None}
-        log.log(level, "request", extra={"fields": known})
+    log.log(level, "request", extra={"fields": known})
+    return known
 
 
 def _fields(request: web.Request, status: int | None, started: float) -> dict[str, Any]:

@@ -303,6 +303,11 @@ class Settings(BaseModel):
     log_level: str = Field(
         "info", pattern="^(debug|info|warning|error)$", description="debug, info, warning, error."
     )
+    trace_endpoint: str | None = Field(
+        None,
+        description="OTLP/HTTP address for OpenTelemetry traces, such as "
+        "http://127.0.0.1:4318/v1/traces; needs the extra `otel`.",
+    )
     log_format: LogFormat = Field("console", description="Log lines for people, or JSON.")
 
     @field_validator("upstream", mode="before")

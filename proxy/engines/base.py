@@ -85,6 +85,8 @@ class EngineRequest:
     priority: int = 0
     payload: Any = None
     """What `prepare` made of a prompt of several parts; None for plain text."""
+    trace: Mapping[str, str] = field(default_factory=dict)
+    """Headers of W3C's trace context; empty outside any trace."""
 
 
 @dataclass(frozen=True, slots=True)

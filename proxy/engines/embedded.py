@@ -279,6 +279,7 @@ class EmbeddedEngine:
                 request.request_id,
                 prompt,
                 self._sampling_params(request.sampling),
+                trace_headers=request.trace or None,
                 priority=request.priority,
             )
         except asyncio.CancelledError:

@@ -43,6 +43,7 @@ _RETRY_AFTER: Final = range(1, 3601)
 _OK: Final = 200
 _BUSY: Final = (429, 503)
 _CLIENT_ERRORS: Final = range(400, 500)
+_NO_HEADERS: Final[Mapping[str, str]] = {}
 _JSON: Final = {"Content-Type": "application/json"}
 _BODILESS: Final = ("GET", "HEAD")
 BROKEN: Final = (aiohttp.ClientError, ConnectionError)
@@ -89,14 +90,19 @@ class Client:
         await self._fresh.close()
 
     async def stream(
-        self, path: str, document: Any, *, fresh: bool = False
+        self,
+        path: str,
+        document: Any,
+        headers: Mapping[str, str] = _NO_HEADERS,
+        *,
+        fresh: bool = False,
     ) -> aiohttp.ClientResponse:
         """Ask for server-sent events; returns when the answer's head is there.
 
         `fresh` takes a new connection, for when a kept one was dead. The caller
         closes the response. Raises ConnectionFailedError and GatewayError.
         """
-        response = await self._send("POST", path, document, fresh=fresh)
+        response = await self._send("POST", path, document, headers, fresh=fresh)
         try:
             _check_head(self.name, response)
             if response.content_type != STREAM_TYPE:
@@ -133,14 +139,20 @@ class Client:
             raise IncompleteGeneration("the engine's connection broke") from None
 
     async def _send(
-        self, method: str, path: str, document: Any, *, fresh: bool
+        self,
+        method: str,
+        path: str,
+        document: Any,
+        headers: Mapping[str, str] = _NO_HEADERS,
+        *,
+        fresh: bool,
     ) -> aiohttp.ClientResponse:
         if isinstance(document, LargeBody):
             headers = {**_JSON, "Content-Length": str(document.length)}
             return await self._request(method, path, document, headers.items(), fresh=fresh)
         data = None if document is None else orjson.dumps(document)
-        headers = {} if document is None else _JSON
-        return await self._request(method, path, data, headers.items(), fresh=fresh)
+        sent = {**headers, **({} if document is None else _JSON)}
+        return await self._request(method, path, data, sent.items(), fresh=fresh)
 
     async def forward(self, request: OpenAIRequest, *, fresh: bool) -> aiohttp.ClientResponse:
         """Pass a client's request on as it is; its answer, whatever the status.

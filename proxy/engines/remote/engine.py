@@ -218,7 +218,7 @@ class RemoteEngine:
             )
             upstream.taken()
             try:
-                response = await upstream.open(document, fresh=fresh)
+                response = await upstream.open(document, request.trace, fresh=fresh)
             except BaseException:
                 upstream.left()
                 raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 import aiohttp
@@ -158,14 +158,14 @@ class Upstream:
             log.warning("%s %s: no work is given to it", self.name, why)
 
     async def open(
-        self, document: dict[str, Any] | LargeBody, *, fresh: bool
+        self, document: dict[str, Any] | LargeBody, trace: Mapping[str, str], *, fresh: bool
     ) -> aiohttp.ClientResponse:
         """The head of a streamed completion, of a chat when it has media.
 
-        Raises as `Client.stream` does.
+        `trace` are headers. Raises as `Client.stream` does.
         """
         path = "/v1/chat/completions" if isinstance(document, LargeBody) else "/v1/completions"
-        return await self.client.stream(path, document, fresh=fresh)
+        return await self.client.stream(path, document, trace, fresh=fresh)
 
     def load(self) -> Load | None:
         """As /metrics last told; None for a server that is down or does not tell."""

@@ -16,6 +16,8 @@ from proxy.engines.remote.client import (
     seconds_of,
 )
 from tests.fake_vllm import EVENT_STREAM, Call, FakeVllm, fake_vllm
+from tests.proxy.engines.remote.sidecar import sidecar
+from tests.support import exchange, generate_body, request_bytes
 from translators.errors import IncompleteGeneration
 
 
@@ -112,3 +114,16 @@ def test_retry_after_is_a_number_of_seconds_within_reason(header: str | None, se
 
 def test_retry_after_may_be_a_date() -> None:
     assert 95 <= seconds_of(formatdate(time.time() + 100, usegmt=True)) <= 100
+
+
+@pytest.mark.parametrize("given", [True, False])
+async def test_the_trace_of_a_request_goes_on_to_the_server(given: bool) -> None:
+    trace = "0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331"
+    headers = (f"b3: {trace}-1",) if given else ()
+    async with sidecar() as opened:
+        before = len(opened.server.calls)
+        raw = request_bytes(generate_body(), headers=headers)
+        assert (await exchange(opened.port, raw)).status == 200
+        sent = [call.headers.get("traceparent") for call in opened.server.calls[before:]]
+    assert (f"00-{trace}-01" in sent) is given
+    assert given or not any(sent)
