@@ -148,8 +148,8 @@ class Client:
         fresh: bool,
     ) -> aiohttp.ClientResponse:
         if isinstance(document, LargeBody):
-            headers = {**_JSON, "Content-Length": str(document.length)}
-            return await self._request(method, path, document, headers.items(), fresh=fresh)
+            large = {**headers, **_JSON, "Content-Length": str(document.length)}
+            return await self._request(method, path, document, large.items(), fresh=fresh)
         data = None if document is None else orjson.dumps(document)
         sent = {**headers, **({} if document is None else _JSON)}
         return await self._request(method, path, data, sent.items(), fresh=fresh)

@@ -7,6 +7,7 @@ import gc
 import time
 from email.utils import formatdate
 
+import orjson
 import pytest
 
 from proxy.engines.remote.client import (
@@ -15,6 +16,7 @@ from proxy.engines.remote.client import (
     ConnectionFailedError,
     seconds_of,
 )
+from proxy.engines.remote.message import LargeBody
 from tests.fake_vllm import EVENT_STREAM, Call, FakeVllm, fake_vllm
 from tests.proxy.engines.remote.sidecar import sidecar
 from tests.support import exchange, generate_body, request_bytes
@@ -127,3 +129,16 @@ async def test_the_trace_of_a_request_goes_on_to_the_server(given: bool) -> None
         sent = [call.headers.get("traceparent") for call in opened.server.calls[before:]]
     assert (f"00-{trace}-01" in sent) is given
     assert given or not any(sent)
+
+
+@pytest.mark.parametrize("large", [True, False])
+async def test_trace_headers_go_with_either_kind_of_body(large: bool) -> None:
+    document = {"model": "smol", "prompt": [1], "max_tokens": 2, "min_p": 0.0}
+    body = LargeBody((orjson.dumps(document),)) if large else document
+    async with fake_vllm() as server:
+        client = client_of(server)
+        (await client.stream("/v1/completions", body, {"traceparent": "00-a-b-01"})).close()
+        (call,) = server.calls
+        assert call.headers["traceparent"] == "00-a-b-01"
+        assert call.headers["content-type"] == "application/json"
+        await client.close()
