@@ -72,6 +72,11 @@ class HttpProtocol(web.RequestHandler):
         self.answers()
         try:
             return await super()._handle_request(*args)
+        except asyncio.InvalidStateError:
+            # aiohttp tells a shutdown that has given up waiting; the handler was cancelled.
+            if self._handler_waiter is None or not self._handler_waiter.cancelled():
+                raise
+            raise asyncio.CancelledError from None
         finally:
             self.waits()
 

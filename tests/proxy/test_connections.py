@@ -297,6 +297,20 @@ async def asks(port: int) -> bool:
     return response.status == 200 and response.complete
 
 
+async def test_a_shutdown_that_gave_up_waiting_for_a_handler_logs_no_error() -> None:
+    """The log of each test must stay without errors: see conftest."""
+    async with serving() as running, connection(running.port) as client:
+        client.send(request_bytes(b"{" + b" " * 1000)[:-900])
+        await eventually(lambda: running.gateway.bodies.in_use)
+        (protocol,) = connections()
+        waiter = asyncio.get_running_loop().create_future()
+        waiter.cancel()
+        protocol._handler_waiter = waiter
+        await client.reset()
+        await eventually(lambda: not connections())
+        await running.settled(cancelled=1)
+
+
 # The memory of bodies.
 
 
