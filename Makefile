@@ -11,7 +11,8 @@ ENGINE_ENV = \
 	TEST_MODEL="$(CURDIR)/.cache/models/smollm2-135m-instruct" \
 	TEST_TINY_MODEL="$(CURDIR)/.cache/models/tiny-llama" \
 	VLLM_NO_USAGE_STATS=1
-FAST := not e2e and not multimodal
+# What needs no engine. Not even collected: the other folders, whose tests import torch.
+FAST = -m pytest $(addprefix --ignore tests/,clients deploy e2e multimodal) $(PYTEST_ARGS)
 E2E = -m pytest -m e2e --ignore tests/deploy --timeout 600 $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
@@ -55,7 +56,7 @@ format: tools ## Format the code and mend what ruff can mend
 
 .PHONY: test-fast
 test-fast: tools ## Run the tests that need no engine, in random order
-	$(VENV)/bin/python -m pytest -m "$(FAST)" --ignore tests/deploy $(PYTEST_ARGS)
+	$(VENV)/bin/python $(FAST) --numprocesses 2
 
 .PHONY: test-openapi
 test-openapi: tools ## Send 2,000 requests that schemathesis makes up from /openapi.json
@@ -63,8 +64,8 @@ test-openapi: tools ## Send 2,000 requests that schemathesis makes up from /open
 
 .PHONY: coverage
 coverage: tools ## Run the fast tests and show what they leave out
-	$(VENV)/bin/python -m pytest -m "$(FAST)" --ignore tests/deploy \
-		--cov --cov-report=term-missing $(PYTEST_ARGS)
+	$(VENV)/bin/python $(FAST) \
+		--cov --cov-report=term-missing
 
 # promtool comes in Debian's package prometheus; unpacked, so that no server is installed.
 PROMTOOL := .cache/promtool/usr/bin/promtool
