@@ -29,8 +29,7 @@ async def read_body(request: web.Request, *, limit: int, timeout: float) -> byte
     when all bodies together take too much memory. No more than the limit is ever
     held; a declared length over it is refused unread.
     """
-    encoding = request.headers.get("Content-Encoding", "identity")
-    if encoding.strip().lower() != "identity":
+    if "Content-Encoding" in request.headers:
         raise UnsupportedEncoding("a request body with Content-Encoding is not accepted")
     if request.headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
         raise BadRequest("of transfer codings only chunked is understood")

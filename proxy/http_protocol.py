@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from typing import Any, Final, cast
 
 from aiohttp import web
 from aiohttp.http import RawRequestMessage
+from aiohttp.http_exceptions import BadHttpMethod
 from aiohttp.web_request import BaseRequest
 
 from proxy.admission import RETRY_AFTER
@@ -18,7 +20,13 @@ from proxy.departure import has_left
 from proxy.gateway import Gateway
 from proxy.listeners import EVERYTHING, Listener
 from proxy.logs import PRIVATE
-from translators.errors import BadRequest, GatewayError, IncompleteGeneration, ServiceUnavailable
+from translators.errors import (
+    BadRequest,
+    GatewayError,
+    IncompleteGeneration,
+    NotFound,
+    ServiceUnavailable,
+)
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +36,7 @@ _LOOK: Final = 0.25
 """Seconds between looks at whether a client is still there while it is not read."""
 _UNREAD: Final = 10.0
 """Seconds that it then has to read it."""
+_REQUEST_LINE: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+ /[!-~]* HTTP/1\.[01]\r\n")
 
 
 class HttpProtocol(web.RequestHandler):
@@ -37,6 +46,8 @@ class HttpProtocol(web.RequestHandler):
     """What the address is for, at which the client came in."""
     _guard: asyncio.TimerHandle | None = None
     _look: asyncio.TimerHandle | None = None
+    _unknown_method = False
+    """What was malformed is a whole request line whose method the parser does not know."""
 
     def __init__(
         self, server: web.Server, *, connections: Connections, head_timeout: float, **options: Any
@@ -95,6 +106,7 @@ class HttpProtocol(web.RequestHandler):
             # Some of a head, not all of it: however slowly it goes on, it ends in time.
             self._head.start()
         if self._messages and not isinstance(self._messages[-1][0], RawRequestMessage):
+            self._unknown_method = _REQUEST_LINE.match(data) is not None
             self._break_body()
 
     def _break_body(self) -> None:
@@ -170,17 +182,19 @@ class HttpProtocol(web.RequestHandler):
     ) -> web.StreamResponse:
         if request.writer.output_size > 0:
             raise ConnectionError("the client left, or the response cannot go on")
-        error: GatewayError
-        if status == 500:
-            log.error("a request failed outside its handler", exc_info=exc, extra=PRIVATE)
-            error = IncompleteGeneration("the request failed inside the gateway")
-        else:
-            log.debug("malformed HTTP: %s", type(exc).__name__)
-            error = BadRequest("the request is not valid HTTP")
-        response = error_response(error)
+        response = error_response(self._error(status, exc))
         mark(response)
         response.force_close()
         return response
+
+    def _error(self, status: int, exc: BaseException | None) -> GatewayError:
+        if status == 500:
+            log.error("a request failed outside its handler", exc_info=exc, extra=PRIVATE)
+            return IncompleteGeneration("the request failed inside the gateway")
+        log.debug("malformed HTTP: %s", type(exc).__name__)
+        if isinstance(exc, BadHttpMethod) and self._unknown_method:
+            return NotFound("there is no such route or method")
+        return BadRequest("the request is not valid HTTP")
 
 
 def _no_room() -> bytes:

@@ -18,13 +18,13 @@ MAX_SECONDS: Final = 600
 
 async def live(request: web.Request) -> web.Response:
     """200 while the process works, whatever the engine does."""
-    return web.Response()
+    return _empty()
 
 
 async def ready(request: web.Request) -> web.Response:
     """200 when the engine can take one more request, else 503 with the reason."""
     reason = request.app[GATEWAY].not_ready_because
-    return web.Response() if reason is None else _not_ready(reason)
+    return _empty() if reason is None else _not_ready(reason)
 
 
 async def model_ready(request: web.Request) -> web.Response:
@@ -57,6 +57,11 @@ def _seconds(given: str | None) -> int:
     if len(given) > len(str(MAX_SECONDS)) or not 1 <= int(given) <= MAX_SECONDS:
         raise NotFound(f"the seconds of /health/timed-N must be from 1 to {MAX_SECONDS}")
     return int(given)
+
+
+def _empty() -> web.Response:
+    # aiohttp would say no length of a body that is empty when it is asked for the head only.
+    return web.Response(headers={"Content-Length": "0"})
 
 
 def _not_ready(reason: str) -> web.Response:

@@ -16,6 +16,7 @@ from tests.support import MODEL, RunningGateway, connection, get, request_bytes
 
 pytestmark = E2E
 
+JSON = "Content-Type: application/json"  # vLLM asks for it
 MESSAGES = [{"role": "user", "content": "Say hello."}]
 
 
@@ -99,7 +100,7 @@ async def test_the_models_are_those_of_the_engine(address: Address) -> None:
 async def test_a_client_that_leaves_frees_the_engine(address: Address) -> None:
     body = {"model": MODEL, "prompt": STORY, "max_tokens": 500, "stream": True}
     async with connection(address.running.port) as client:
-        client.send(request_bytes(body, "/v1/completions"))
+        client.send(request_bytes(body, "/v1/completions", headers=(JSON,)))
         async with asyncio.timeout(60):
             assert (await client.head()).status == 200
             await client.chunk()

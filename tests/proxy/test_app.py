@@ -136,9 +136,9 @@ async def test_head_is_get_without_the_body(path: str) -> None:
         expected = await client.ask(get_bytes(path))
         answer = await client.ask(get_bytes(path, method="HEAD"))
         assert answer.status == expected.status
-        kind = "content-type"
-        if expected.body:
-            assert answer.headers[kind] == expected.headers[kind]
+        assert answer.headers.get("content-type") == expected.headers.get("content-type")
+        if path != "/metrics":  # whose figures have moved on
+            assert answer.headers["content-length"] == expected.headers["content-length"]
         # The next answer begins where the head ended: HEAD really had no body.
         assert (await client.ask(get_bytes("/nowhere"))).json == NO_ROUTE
 

@@ -27,6 +27,8 @@ MALFORMED = {
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64) + b"\r\n\r\n",
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "no HTTP": b"hello\r\n\r\n",
+    "no method": b" / HTTP/1.1\r\nHost: test\r\n\r\n",
+    "a method that is no token": b"(GET) / HTTP/1.1\r\nHost: test\r\n\r\n",
     "unknown version": b"GET / HTTP/9.9\r\nHost: test\r\n\r\n",
     "no Host": b"GET /v2/health/live HTTP/1.1\r\n\r\n",
     "header without colon": GET + b"oops\r\n\r\n",
@@ -60,6 +62,14 @@ async def test_malformed_http_is_400_json_and_the_end_of_the_connection(raw: byt
             assert await client.rest() == b""
         alive = await exchange(running.port, get_bytes("/v2/health/live"))
         assert alive.status == 200
+
+
+@pytest.mark.parametrize("method", ["BREW", "get", "post", "GENERATE-STREAM", "G+T", "POSTS"])
+async def test_a_method_that_nobody_knows_is_404_as_any_other_method(method: str) -> None:
+    async with serving() as running, connection(running.port) as client:
+        response = await client.ask(get_bytes("/v2/health/live", method=method))
+        assert_error(response, 404, "NotFoundError")
+        assert await client.rest() == b""
 
 
 @pytest.mark.parametrize(

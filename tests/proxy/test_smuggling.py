@@ -101,7 +101,6 @@ REFUSED: Final = {
     "HTTP/0.9": b"GET /v2/health/live\r\n\r\n",
     "no minor version": line(b"POST " + PATH + b" HTTP/1"),
     "http in small letters": line(b"POST " + PATH + b" http/1.1"),
-    "a method in small letters": line(b"post " + PATH + b" HTTP/1.1"),
     "a space in the method": line(b"PO ST " + PATH + b" HTTP/1.1"),
     "a control in the method": line(b"PO\x01ST " + PATH + b" HTTP/1.1"),
     "tabs in the first line": line(b"POST\t" + PATH + b"\tHTTP/1.1"),
