@@ -12,6 +12,8 @@ import logging
 import re
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Literal
 
@@ -29,6 +31,23 @@ def configure(level: str, style: LogFormat) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else ConsoleFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Afterwards the log is as it was, whatever an import inside has made of it.
+
+    A library that vLLM imports for its OpenAI API sets the level of all logs to ERROR.
+    """
+    root = logging.getLogger()
+    level, handlers = root.level, [(handler, handler.level) for handler in root.handlers]
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.handlers[:] = [handler for handler, _ in handlers]
+        for handler, own in handlers:
+            handler.setLevel(own)
 
 
 def escaped(text: str) -> str:

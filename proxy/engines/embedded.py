@@ -45,7 +45,7 @@ from proxy.engines.stream import TokenStream
 from proxy.engines.token_run import TokenRun
 from proxy.engines.token_tap import TokenTap
 from proxy.engines.vllm_words import HOTTEST_OF_NEW, reason_of, usable_temperature
-from proxy.logs import PRIVATE
+from proxy.logs import PRIVATE, kept
 from proxy.media.content import PromptPart
 from proxy.settings import SettingsError
 from proxy.threads import in_thread
@@ -171,6 +171,10 @@ class EmbeddedEngine:
         self._warned_temperature = False
 
     async def start(self, on_death: Callable[[str], None]) -> ModelInfo:
+        with kept():
+            return await self._start(on_death)
+
+    async def _start(self, on_death: Callable[[str], None]) -> ModelInfo:
         self._on_death = on_death
         self._engine = await in_thread(self._make_engine)
         self._tokenizer = self._engine.get_tokenizer()
