@@ -92,7 +92,7 @@ test-e2e: everything ## Run the tests with a real vLLM engine and a real model
 	$(ENGINE_ENV) $(VENV)/bin/python $(E2E)
 
 .PHONY: test
-test: everything lint test-fast test-openapi test-deploy test-e2e ## Run all checks and tests
+test: everything lint test-fast test-openapi test-deploy test-e2e bench-smoke ## Run all checks and tests
 
 .PHONY: test-vllm-0.23
 test-vllm-0.23: everything ## Run the engine tests on vLLM 0.23, in .venv-vllm-0.23
@@ -126,3 +126,10 @@ bench: everything ## Measure what the front end costs beside vLLM's own (quiet m
 .PHONY: bench-smoke
 bench-smoke: everything ## A short benchmark that fails when a ratio is worse than its target
 	$(ENGINE_ENV) $(VENV)/bin/python -m tests.bench --smoke --model .cache/models/tiny-llama
+	$(VENV)/bin/python -m tests.bench.soak --streams 200 --seconds 20
+
+.PHONY: soak
+soak: everything ## 1,000 streams, then 256 on the real engine, ten minutes each, a third of which leave
+	$(VENV)/bin/python -m tests.bench.soak --streams 1000 --out .cache/bench
+	$(ENGINE_ENV) $(VENV)/bin/python -m tests.bench.soak --streams 256 \
+		--model .cache/models/tiny-llama --out .cache/bench

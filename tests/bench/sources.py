@@ -83,9 +83,13 @@ class IdleEngine(StubEngine):
 PACE: Final = 1 / 50
 """Seconds per token of a paced stream."""
 
+_SLOW_PACE: Final = 1 / 4
+"""For very many streams at a time, on two cores."""
+
 ENGINES: Final[dict[str, Callable[[], StubEngine]]] = {
     "full": lambda: SteppedEngine(0.0, lambda: " token"),
     "paced": lambda: SteppedEngine(PACE, lambda: f"@{time.monotonic():.6f}@"),
+    "slow": lambda: SteppedEngine(_SLOW_PACE, lambda: " token"),
     "seeing": lambda: SteppedEngine(PACE, lambda: f"@{time.monotonic():.6f}@", _SEEING),
     "idle": IdleEngine,
 }
