@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import StrEnum
 from typing import Final
 
@@ -18,6 +18,7 @@ from proxy.api_keys import Key, KeyRing
 from translators.errors import Forbidden, Unauthorized
 
 _BEARER: Final = "bearer "
+_OPEN: Final = nullcontext(None)
 
 
 class Group(StrEnum):
@@ -38,16 +39,16 @@ class Access:
         """Put new keys in force. What a kept key has used of its limits stays used."""
         self._rings[group] = KeyRing(keys, time.monotonic(), self._rings.get(group))
 
-    @contextmanager
-    def entry(self, group: Group, headers: Mapping[str, str]) -> Iterator[str | None]:
-        """Let a request in; yields its key's name, None where no key is needed.
+    def entry(self, group: Group, headers: Mapping[str, str]) -> AbstractContextManager[str | None]:
+        """Let a request in for a block, with its key's name; None where no key is needed.
 
-        Raises Unauthorized, Forbidden or TooManyRequests.
+        Entering raises Unauthorized, Forbidden or TooManyRequests.
         """
         ring = self._ring(group)
-        if ring is None:
-            yield None
-            return
+        return _OPEN if ring is None else self._with_key(ring, group, headers)
+
+    @contextmanager
+    def _with_key(self, ring: KeyRing, group: Group, headers: Mapping[str, str]) -> Iterator[str]:
         key = self._check(ring, _presented(headers))
         limited = group is Group.SERVICE
         share = ring.allowance(key).taken(time.monotonic()) if limited else nullcontext()

@@ -8,8 +8,7 @@ that a request is refused at once and never hangs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Self
 
 from translators.errors import GatewayError, Overloaded
 
@@ -19,17 +18,28 @@ OVERLOADED = "too many requests at once"
 
 
 class Place:
-    """One request's place. Like a stream, it can be stopped and broken while it waits."""
+    """One request's place for a block. While it waits it can be stopped and broken, as a stream."""
+
+    __slots__ = ("_admission", "_error", "_turn", "priority", "running")
 
     owed = False
     """The engine does not know of it yet."""
     last_token = 0.0
 
-    def __init__(self) -> None:
+    def __init__(self, admission: Admission, priority: int) -> None:
+        self._admission = admission
+        self.priority = priority
         self.running = False
         """Whether the engine may have the request; stays so until the place is given up."""
         self._turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._error: GatewayError | None = None
+
+    def __enter__(self) -> Self:
+        self._admission.enter(self)
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._admission.leave(self)
 
     @property
     def waits(self) -> bool:
@@ -92,37 +102,36 @@ class Admission:
         if self.full:
             raise Overloaded(f"{OVERLOADED}, at most {self.limit}", retry_after=RETRY_AFTER)
 
-    @contextmanager
-    def place(self, priority: int = 0) -> Iterator[Place]:
-        """Hold one place, running or waiting; lower priorities have their turn earlier.
+    def place(self, priority: int = 0) -> Place:
+        """One place, running or waiting; lower priorities have their turn earlier.
 
-        Raises ServiceUnavailable when there is none.
+        Entering it raises ServiceUnavailable when there is none.
         """
+        return Place(self, priority)
+
+    def enter(self, place: Place) -> None:
+        """Take `place`: begin at once, or wait."""
         self.check_room()
         self.in_use += 1
-        place = Place()
-        self._begin_or_queue(place, priority)
-        try:
-            yield place
-        finally:
-            self.in_use -= 1
-            self._queues.get(priority, {}).pop(place, None)
-            place.close()
-            if place.running:
-                self._pass_on()
+        if self.running_limit is None or self.running < self.running_limit:
+            self.running += 1
+            place.begin()
+        else:
+            self._queues.setdefault(place.priority, {})[place] = None
+
+    def leave(self, place: Place) -> None:
+        """Give `place` up; the next one has its turn."""
+        self.in_use -= 1
+        self._queues.get(place.priority, {}).pop(place, None)
+        place.close()
+        if place.running:
+            self._pass_on()
 
     def refuse_waiting(self, error: GatewayError) -> None:
         """End every wait with `error`: no turn will come."""
         for queue in self._queues.values():
             for place in queue:
                 place.fail(error)
-
-    def _begin_or_queue(self, place: Place, priority: int) -> None:
-        if self.running_limit is None or self.running < self.running_limit:
-            self.running += 1
-            place.begin()
-        else:
-            self._queues.setdefault(priority, {})[place] = None
 
     def _pass_on(self) -> None:
         """Give the place of a request that has ended to the next one that still waits."""

@@ -49,11 +49,11 @@ LEGACY: Final = web.RequestKey("legacy", bool)
 
 def build_app(gateway: Gateway) -> web.Application:
     """The application that serves one gateway."""
-    app = web.Application(middlewares=[_account_for, _answer_errors])
+    app = web.Application(middlewares=[_account_for])
     app[GATEWAY] = gateway
     app[DESCRIPTION] = Description(lambda models: orjson.dumps(describe(gateway.contract, models)))
     for route in ROUTES:
-        handler = _at_its_address(guarded(route), route.listener)
+        handler = guarded(route)
         if route.legacy:
             handler = _noted(handler, route.path)
         _add(app, route.method, route.path, handler)
@@ -81,12 +81,15 @@ async def _no_route(request: web.Request) -> web.StreamResponse:
 def guarded(route: Route) -> Handler:
     """The route's handler behind the keys of its group, with a share of the memory for bodies.
 
+    Where the route is not served, at the address of another listener, it does not exist.
     The handler finds the key's name in `request[CALLER]`.
     """
     quiet = route.group is Group.HEALTH or route.listener is Listener.METRICS
 
     @functools.wraps(route.handler)
     async def entrance(request: web.Request) -> web.StreamResponse:
+        if route.listener not in getattr(request.protocol, "serves", EVERYTHING):
+            return await _no_route(request)
         gateway = request.app[GATEWAY]
         request[QUIET] = quiet
         with (
@@ -99,18 +102,6 @@ def guarded(route: Route) -> Handler:
             return await route.handler(request)
 
     return entrance
-
-
-def _at_its_address(handler: Handler, listener: Listener) -> Handler:
-    """`handler` where its routes are served; at any other address they do not exist."""
-
-    @functools.wraps(handler)
-    async def there(request: web.Request) -> web.StreamResponse:
-        if listener not in getattr(request.protocol, "serves", EVERYTHING):
-            return await _no_route(request)
-        return await handler(request)
-
-    return there
 
 
 def _noted(handler: Handler, path: str) -> Handler:
@@ -135,7 +126,7 @@ async def _no_versions(request: web.Request) -> web.StreamResponse:
 
 @web.middleware
 async def _account_for(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give the request its ids, and the log its one line when it ends, however it ends."""
+    """Give the request its ids, an answer to its errors, and the log its one line at its end."""
     request[IDS] = Ids(request)
     tracing = request.app[GATEWAY].tracing
     span, context = None, trace_context(request.headers)
@@ -144,7 +135,10 @@ async def _account_for(request: web.Request, handler: Handler) -> web.StreamResp
     request[TRACE] = context
     started, status = time.monotonic(), None
     try:
-        response = await handler(request)
+        try:
+            response = await handler(request)
+        except Exception as error:
+            response = _answer_to(request, error)
         status = response.status
         return response
     finally:
@@ -153,22 +147,18 @@ async def _account_for(request: web.Request, handler: Handler) -> web.StreamResp
             tracing.end(span, fields)
 
 
-@web.middleware
-async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except GatewayError as error:
+def _answer_to(request: web.Request, error: Exception) -> web.StreamResponse:
+    if isinstance(error, GatewayError):
         if isinstance(error, AccessRefused):
             request.app[GATEWAY].metrics.access_refused.labels(error.status).inc()
         return _answer(request, error)
-    except web.HTTPException as error:
+    if isinstance(error, web.HTTPException):
         return _answer(request, _from_http(error))
-    except ClientGone:
-        raise
-    except Exception:
-        name = request.match_info.handler.__name__
-        log.exception("unexpected failure of %s", name, extra=PRIVATE)
-        return _answer(request, IncompleteGeneration("the request failed inside the gateway"))
+    if isinstance(error, ClientGone):
+        raise error
+    name = request.match_info.handler.__name__
+    log.error("unexpected failure of %s", name, exc_info=error, extra=PRIVATE)
+    return _answer(request, IncompleteGeneration("the request failed inside the gateway"))
 
 
 def _answer(request: web.Request, error: GatewayError) -> web.Response:

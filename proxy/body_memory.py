@@ -6,9 +6,7 @@ counts until it ends, because its text lives on with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from typing import Final, Self
 
 from aiohttp import web
 
@@ -23,22 +21,25 @@ class BodyMemory:
         self.limit = limit
         self.in_use = 0
 
-    @contextmanager
-    def share(self) -> Iterator[Share]:
-        """One request's share, given back at the end."""
-        share = Share(self)
-        try:
-            yield share
-        finally:
-            self.in_use -= share.size
+    def share(self) -> Share:
+        """One request's share."""
+        return Share(self)
 
 
 class Share:
-    """What one request holds."""
+    """What one request holds, given back at the end of the block."""
+
+    __slots__ = ("_memory", "size")
 
     def __init__(self, memory: BodyMemory) -> None:
         self._memory = memory
         self.size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._memory.in_use -= self.size
 
     def grow(self, size: int) -> None:
         """Hold `size` more bytes. Raises ServiceUnavailable when they are not to be had."""

@@ -7,8 +7,8 @@ looks at it when it fires and sets itself again, so tokens cost nothing here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -33,18 +33,14 @@ def shorter(client: Clock, server: Clock) -> Clock:
     return client if client.seconds <= server.seconds else server
 
 
-@contextmanager
-def watched(stream: TokenStream, token: Clock, e2e: Clock, started: float) -> Iterator[None]:
-    """Break `stream` with GenerationTimeout when a clock runs out.
+def watched(
+    stream: TokenStream, token: Clock, e2e: Clock, started: float
+) -> AbstractContextManager[None]:
+    """Break `stream` with GenerationTimeout when a clock runs out within the block.
 
     `started` is the loop time from which `e2e` counts.
     """
-    watch = _Watch(stream, token, e2e, started + e2e.seconds)
-    watch.arm()
-    try:
-        yield
-    finally:
-        watch.cancel()
+    return _Watch(stream, token, e2e, started + e2e.seconds)
 
 
 @asynccontextmanager
@@ -65,7 +61,9 @@ async def in_time(token: Clock, e2e: Clock, since: float, started: float) -> Asy
         raise GenerationTimeout(clock.name, clock.seconds) from None
 
 
-class _Watch:
+class _Watch(AbstractContextManager[None]):
+    __slots__ = ("_deadline", "_e2e", "_loop", "_stream", "_timer", "_token")
+
     def __init__(self, stream: TokenStream, token: Clock, e2e: Clock, deadline: float) -> None:
         self._stream = stream
         self._token = token
@@ -74,7 +72,14 @@ class _Watch:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
-    def arm(self) -> None:
+    def __enter__(self) -> None:
+        self._arm()
+
+    def __exit__(self, *failure: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _arm(self) -> None:
         now = self._loop.time()
         if now >= self._deadline:
             self._expire(self._e2e)
@@ -86,11 +91,7 @@ class _Watch:
                 return
             # The client is slow, not the engine: look again in a full period.
             due = now + self._token.seconds
-        self._timer = self._loop.call_at(min(due, self._deadline), self.arm)
-
-    def cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer = self._loop.call_at(min(due, self._deadline), self._arm)
 
     def _expire(self, clock: Clock) -> None:
         self._stream.fail(GenerationTimeout(clock.name, clock.seconds))

@@ -68,6 +68,8 @@ class Connections:
 class Deadline:
     """Calls `action` once, `seconds` after it was first started, unless cancelled before."""
 
+    __slots__ = ("_action", "_seconds", "_timer")
+
     def __init__(self, seconds: float, action: Callable[[], None]) -> None:
         self._seconds = seconds
         self._action = action

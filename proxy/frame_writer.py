@@ -35,6 +35,8 @@ class Connection(Protocol):
 class FrameWriter:
     """The body of one streamed response."""
 
+    __slots__ = ("_chunked", "_request", "_response", "_write_timeout", "_writer")
+
     def __init__(self, request: web.Request, *, write_timeout: float) -> None:
         self._request = request
         self._response = web.StreamResponse(headers=STREAM_HEADERS)

@@ -42,17 +42,19 @@ _REQUEST_LINE: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+ /[!-~]* HTTP/1\
 class HttpProtocol(web.RequestHandler):
     """Answers what never became a request: bad HTTP is 400 JSON, without a traceback."""
 
-    serves: frozenset[Listener] = EVERYTHING
-    """What the address is for, at which the client came in."""
-    _guard: asyncio.TimerHandle | None = None
-    _look: asyncio.TimerHandle | None = None
-    _unknown_method = False
-    """What was malformed is a whole request line whose method the parser does not know."""
+    # Memory of every open stream.
+    __slots__ = ("_connections", "_guard", "_head", "_look", "_unknown_method", "serves")
 
     def __init__(
         self, server: web.Server, *, connections: Connections, head_timeout: float, **options: Any
     ) -> None:
         super().__init__(server, **options)
+        self.serves: frozenset[Listener] = EVERYTHING
+        """What the address is for, at which the client came in."""
+        self._guard: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
+        self._unknown_method = False
+        """What was malformed is a whole request line whose method the parser does not know."""
         self._connections = connections
         self._head = Deadline(head_timeout, self.give_way)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from translators.errors import GatewayError
@@ -51,19 +50,22 @@ class LiveRequests:
     def __len__(self) -> int:
         return sum(map(len, self._streams.values()))
 
-    @contextmanager
-    def tracked(self, client_id: str, stream: Live) -> Iterator[None]:
-        """Keep `stream` among the live ones; at the end its engine request is gone."""
+    def tracked(self, client_id: str, stream: Live) -> AbstractContextManager[None]:
+        """Keep `stream` among the live ones for a block; then its engine request is gone."""
+        return _Tracked(self, client_id, stream)
+
+    def add(self, client_id: str, stream: Live) -> None:
+        """Begin to keep `stream`."""
         self._streams.setdefault(client_id, set()).add(stream)
-        try:
-            yield
-        finally:
-            streams = self._streams[client_id]
-            streams.discard(stream)
-            if not streams:
-                del self._streams[client_id]
-            self._last_token = max(self._last_token, stream.last_token)
-            stream.close()
+
+    def remove(self, client_id: str, stream: Live) -> None:
+        """Forget `stream`, and end what the engine still does for it."""
+        streams = self._streams[client_id]
+        streams.discard(stream)
+        if not streams:
+            del self._streams[client_id]
+        self._last_token = max(self._last_token, stream.last_token)
+        stream.close()
 
     def stop(self, client_id: str) -> int:
         """End every live request with this id normally; returns how many there were."""
@@ -77,3 +79,18 @@ class LiveRequests:
         for streams in list(self._streams.values()):
             for stream in list(streams):
                 stream.fail(error)
+
+
+class _Tracked(AbstractContextManager[None]):
+    __slots__ = ("_client_id", "_requests", "_stream")
+
+    def __init__(self, requests: LiveRequests, client_id: str, stream: Live) -> None:
+        self._requests = requests
+        self._client_id = client_id
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        self._requests.add(self._client_id, self._stream)
+
+    def __exit__(self, *failure: object) -> None:
+        self._requests.remove(self._client_id, self._stream)

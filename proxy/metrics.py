@@ -8,10 +8,11 @@ figures in the process's default registry, and `/metrics` shows both.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from http import HTTPStatus
+from types import TracebackType
+from typing import Self
 
 from prometheus_client import (
     REGISTRY,
@@ -189,34 +190,31 @@ class Metrics:
         """Prometheus text of this gateway and of the process's default registry."""
         return generate_latest(self.registry) + generate_latest(REGISTRY)
 
-    @contextmanager
-    def account(self, route: str) -> Iterator[Account]:
-        """Count one request: received now, one outcome at the end, whatever happens."""
-        account = Account(self, route)
-        self.received.labels(route).inc()
-        self.in_flight.labels(route).inc()
-        try:
-            yield account
-        except GatewayError as error:
-            account.refused_or_failed(error)
-            raise
-        except ClientGone:
-            # Cancelled, unless its last frame was out already.
-            raise
-        except Exception:
-            account.outcome = Outcome.FAILED
-            raise
-        finally:
-            self.in_flight.labels(route).dec()
-            self.finished.labels(route, account.outcome).inc()
-            if account.outcome is Outcome.CANCELLED:
-                self.cancelled.labels(account.phase).inc()
-            self.duration.labels(route).observe(account.elapsed)
-            account.closed()
+    def account(self, route: str) -> Account:
+        """Count one request: received at the start of a block, one outcome at its end."""
+        return Account(self, route)
 
 
 class Account:
     """The books of one request. Without any word it counts as cancelled."""
+
+    __slots__ = (
+        "_metrics",
+        "_mindie",
+        "_route",
+        "client_id",
+        "engine_id",
+        "error_type",
+        "finish_reason",
+        "first_token_after",
+        "generated_tokens",
+        "model",
+        "outcome",
+        "prompt_tokens",
+        "queued",
+        "started",
+        "trace",
+    )
 
     def __init__(self, metrics: Metrics, route: str) -> None:
         self._metrics = metrics
@@ -237,6 +235,21 @@ class Account:
         """Headers of the trace that the engine's part belongs to."""
         self.outcome = Outcome.CANCELLED
         self.started = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._metrics.received.labels(self._route).inc()
+        self._metrics.in_flight.labels(self._route).inc()
+        return self
+
+    def __exit__(
+        self, kind: object, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(failure, GatewayError):
+            self.refused_or_failed(failure)
+        # A client that is gone cancels it, unless its last frame was out already.
+        elif isinstance(failure, Exception) and not isinstance(failure, ClientGone):
+            self.outcome = Outcome.FAILED
+        self._close()
 
     @property
     def elapsed(self) -> float:
@@ -292,8 +305,13 @@ class Account:
         if self._mindie is not None:
             self._mindie.generated(tokens)
 
-    def closed(self) -> None:
-        """The books of this request are closed."""
+    def _close(self) -> None:
+        metrics = self._metrics
+        metrics.in_flight.labels(self._route).dec()
+        metrics.finished.labels(self._route, self.outcome).inc()
+        if self.outcome is Outcome.CANCELLED:
+            metrics.cancelled.labels(self.phase).inc()
+        metrics.duration.labels(self._route).observe(self.elapsed)
         if self._mindie is not None:
             succeeded = self.outcome is Outcome.SUCCEEDED
             self._mindie.ended(succeeded=succeeded, seconds=self.elapsed)

@@ -36,6 +36,8 @@ QUIET: Final = web.RequestKey("quiet", bool)
 class Ids:
     """The ids of one request: the client's own where they have the right form."""
 
+    __slots__ = ("other", "uuid")
+
     def __init__(self, request: web.Request) -> None:
         given, other = request.headers.get(REQUEST_UUID, ""), request.headers.get(X_REQUEST_ID, "")
         self.uuid = given if _UUID.fullmatch(given) else uuid.uuid4().hex

@@ -20,6 +20,8 @@ class Matched(NamedTuple):
 class StopWords:
     """Holds back what could be the beginning of a stop word."""
 
+    __slots__ = ("_held", "_words")
+
     def __init__(self, words: tuple[str, ...]) -> None:
         self._words = words
         self._held = ""

@@ -59,6 +59,19 @@ class TritonStream:
     the engine would go on, and the caller then cancels the engine's request.
     """
 
+    __slots__ = (
+        "_answer",
+        "_batch_size",
+        "_contract",
+        "_details",
+        "_escape",
+        "_full",
+        "_head",
+        "_max_tokens",
+        "ended",
+        "generated",
+    )
+
     def __init__(
         self,
         *,
@@ -172,6 +185,8 @@ class TritonStream:
 
 class BraceEscape:
     r"""`{` as `\u007b` where a JSON string holds both braces (contract §4)."""
+
+    __slots__ = ("_closed", "_enabled", "_opened")
 
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled

@@ -25,6 +25,21 @@ class TokenStream:
     raises the GatewayError given to `fail` after all tokens before it.
     """
 
+    __slots__ = (
+        "_cancel",
+        "_ended",
+        "_error",
+        "_loop",
+        "_observer",
+        "_pending",
+        "_start",
+        "_taker",
+        "_waiter",
+        "_waiting",
+        "finish",
+        "last_push",
+    )
+
     def __init__(self, cancel: Callable[[], None]) -> None:
         self._cancel = cancel
         self._loop = asyncio.get_running_loop()
