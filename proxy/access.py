@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Final
 
 from proxy.api_keys import Key, KeyRing
+from proxy.crew import ALONE, Worker
 from translators.errors import Forbidden, Unauthorized
 
 _BEARER: Final = "bearer "
@@ -32,12 +33,13 @@ class Group(StrEnum):
 class Access:
     """The rings in force; replaced while requests run."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: Worker = ALONE) -> None:
+        self._worker = worker
         self._rings: dict[Group, KeyRing] = {}
 
     def replace(self, group: Group, keys: list[Key]) -> None:
         """Put new keys in force. What a kept key has used of its limits stays used."""
-        self._rings[group] = KeyRing(keys, time.monotonic(), self._rings.get(group))
+        self._rings[group] = KeyRing(keys, time.monotonic(), self._rings.get(group), self._worker)
 
     def entry(self, group: Group, headers: Mapping[str, str]) -> AbstractContextManager[str | None]:
         """Let a request in for a block, with its key's name; None where no key is needed.

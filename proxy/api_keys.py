@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from proxy.crew import ALONE, Worker
 from proxy.limits import Allowance, Limits
 
 _NAME: Final = re.compile(r"[\w.-]{1,64}")
@@ -45,13 +46,19 @@ class Key:
 class KeyRing:
     """The keys of one kind of routes. Replaced as a whole when they change."""
 
-    def __init__(self, keys: list[Key], now: float, previous: KeyRing | None = None) -> None:
+    def __init__(
+        self,
+        keys: list[Key],
+        now: float,
+        previous: KeyRing | None = None,
+        worker: Worker = ALONE,
+    ) -> None:
         self._keys = keys
         kept = {} if previous is None else previous.allowances
         self.allowances: dict[str, Allowance] = {
             key.name: kept[key.name]
             if key.name in kept and kept[key.name].limits == key.limits
-            else Allowance(key.limits, now)
+            else Allowance(key.limits, now, worker)
             for key in keys
         }
 

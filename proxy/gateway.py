@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import time
@@ -9,18 +10,21 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
+from prometheus_client import REGISTRY
 
 from proxy import legacy
 from proxy.access import Access
 from proxy.admission import OVERLOADED, RETRY_AFTER, Admission
 from proxy.body_memory import BodyMemory
 from proxy.connections import Connections
-from proxy.engines.base import Engine, ModelInfo
+from proxy.crew import ALONE, Siblings, Worker
+from proxy.engines.base import Engine, Load, ModelInfo
 from proxy.live import LiveRequests
 from proxy.media.build import media_desk
+from proxy.merged_metrics import Figures, figures, inherited, lasting, merged
 from proxy.metrics import Metrics
 from proxy.mindie_metrics import MindieMetrics
 from proxy.probe import Probe, take_one_token
@@ -37,6 +41,9 @@ EngineFactory = Callable[[], Awaitable[Engine]]
 """Makes the engine; awaited once the sockets are bound, since it may import for long."""
 
 _AWAY: Final = "the engine cannot be reached"
+_SILENT: Final = "a worker does not answer"
+_BOOKS_PERIOD: Final = 1.0
+"""Seconds of counting that a worker's death can cost."""
 _STALLED: Final = "the engine makes no progress"
 _ADMITTED_PER_SEQUENCE: Final = 4
 """Requests admitted per sequence that the engine runs at once, unless set."""
@@ -57,16 +64,23 @@ class State(Enum):
 
 
 class Gateway:
-    """The running gateway, as the handlers see it."""
+    """The running gateway, as the handlers see it: the only one, or one of several workers."""
 
-    def __init__(self, settings: Settings, engine_factory: EngineFactory) -> None:
+    def __init__(
+        self, settings: Settings, engine_factory: EngineFactory, worker: Worker = ALONE
+    ) -> None:
         self.settings = settings
         self.contract = settings.rules
         self.metrics = Metrics()
-        self.access = Access()
+        self.worker = worker
+        self.siblings: Siblings | None = None
+        """The other workers; None for a gateway of one process."""
+        self._inherited: Figures = []
+        self.access = Access(worker)
         self.admission = Admission()
-        self.bodies = BodyMemory(settings.body_memory)
-        self.connections = Connections(settings.max_connections, self.metrics.evicted.inc)
+        self.bodies = BodyMemory(worker.part(settings.body_memory))
+        connections = worker.part(settings.max_connections)
+        self.connections = Connections(connections, self.metrics.evicted.inc)
         self.live = LiveRequests()
         self.probe = Probe(self._take_one_token)
         self.watchdog = Watchdog(self.live, settings.progress_timeout, self.probe.succeeds_within)
@@ -74,14 +88,14 @@ class Gateway:
         """Begins the graceful stop of the process; does nothing before there is one."""
         self.created = int(time.time())
         """When this gateway was made, in Unix seconds."""
-        self.media = media_desk(settings)
+        self.media = media_desk(settings, worker=worker)
         endpoint = settings.trace_endpoint
         self.tracing = None if endpoint is None else Tracing(endpoint)
         self.state = State.STARTING
         self._engine_factory = engine_factory
         self._engine: Engine | None = None
         self._info: ModelInfo | None = None
-        self._generated_ids = itertools.count(1)
+        self._generated_ids = itertools.count(1 + worker.index, worker.count)
         self._warned_priority = False
         self._passing = 0
         self._legacy_headers = legacy.headers(settings, successor=False)
@@ -90,6 +104,8 @@ class Gateway:
         self.metrics.waiting.set_function(self._waiting)
         self.metrics.running.set_function(self._running)
         self.metrics.connections.set_function(lambda: len(self.connections))
+        self.metrics.workers.set(1)
+        self.metrics.worker_restarts.inc(worker.generation)
         self.metrics.body_bytes.set_function(lambda: self.bodies.in_use)
 
     @property
@@ -125,16 +141,16 @@ class Gateway:
         self._set_limits(self._info.max_num_seqs)
         if self.settings.mindie_metrics:
             self.metrics.show_mindie(
-                MindieMetrics(self._info.names[0], load=self._engine.load, waiting=self._waiting)
+                MindieMetrics(self._info.names[0], load=self._told_load, waiting=self._waiting)
             )
         self.media.warn_about_disk(self._info.media)
         if self.state is State.STARTING:
             self.enter(State.READY)
 
     def _set_limits(self, sequences: int) -> None:
-        settings, admission = self.settings, self.admission
-        admission.limit = settings.max_requests or _ADMITTED_PER_SEQUENCE * sequences
-        running = settings.max_running or _RUNNING_PER_SEQUENCE * sequences
+        settings, admission, part = self.settings, self.admission, self.worker.part
+        admission.limit = part(settings.max_requests or _ADMITTED_PER_SEQUENCE * sequences)
+        running = part(settings.max_running or _RUNNING_PER_SEQUENCE * sequences)
         admission.running_limit = min(running, admission.limit)
 
     @contextmanager
@@ -151,12 +167,75 @@ class Gateway:
         """Requests that a drain waits for: admitted, or passing through."""
         return self.admission.in_use + self._passing
 
+    def _told_load(self) -> Load:
+        """The engine's load for the metrics. Of several workers one tells it for all."""
+        return self._engine.load() if self._engine is not None and self.worker.first else Load()
+
     def _running(self) -> float:
-        return 0 if self._engine is None else self._engine.load().running
+        return self._told_load().running
 
     def _waiting(self) -> float:
-        with_engine = 0 if self._engine is None else self._engine.load().waiting
-        return self.admission.waiting + with_engine
+        return self.admission.waiting + self._told_load().waiting
+
+    async def join(self, siblings: Siblings) -> None:
+        """Be one of several workers: answer the others, and ask them from now on."""
+        self.siblings = siblings
+        self._inherited = inherited(siblings.own_deposit.left())
+        await siblings.serve(
+            {
+                "stop": self.live.stop,
+                "live": lambda _: len(self.live),
+                "ready": lambda _: [self.hindrance, self.admission.full],
+                "metrics": lambda _: self._page(),
+            }
+        )
+
+    async def _ask(self, question: str, value: str | None = None) -> list[Any]:
+        return [] if self.siblings is None else await self.siblings.ask(question, value)
+
+    async def stop(self, client_id: str) -> int:
+        """End every live request with this id, of any worker; returns how many there were."""
+        here = self.live.stop(client_id)
+        return here + sum(there or 0 for there in await self._ask("stop", client_id))
+
+    async def count_live(self) -> int:
+        """Live requests of all workers."""
+        return len(self.live) + sum(there or 0 for there in await self._ask("live"))
+
+    async def why_not_ready(self) -> str | None:
+        """What hinders any worker, or that none has a place free; None when work can come."""
+        hindrance, full = self.hindrance, self.admission.full
+        for answer in await self._ask("ready"):
+            there, there_full = answer or (_SILENT, True)
+            hindrance, full = hindrance or there, full and there_full
+        return hindrance or (OVERLOADED if full else None)
+
+    async def metrics_page(self) -> bytes:
+        """Prometheus text of the whole gateway, whichever worker is asked."""
+        if self.siblings is None:
+            return self.metrics.render()
+        answers = await self._ask("metrics")
+        pages = [
+            lasting(deposit.left()) if page is None else page
+            for page, deposit in zip(answers, self.siblings.deposits, strict=True)
+        ]
+        return merged([self._page(), *pages], whole=None not in answers)
+
+    def _page(self) -> Figures:
+        """This worker's figures. What was shown once is not lost, even if it dies now."""
+        return [*self._leave_books(), *figures(REGISTRY)]
+
+    def _leave_books(self) -> Figures:
+        books = figures(self.metrics.registry) + self._inherited
+        if self.siblings is not None:
+            self.siblings.own_deposit.leave(books)
+        return books
+
+    async def keep_books(self) -> None:
+        """Leave the books where a successor finds them, again and again."""
+        while True:
+            await asyncio.sleep(_BOOKS_PERIOD)
+            self._leave_books()
 
     async def close_engine(self) -> None:
         await self.media.close()
@@ -185,11 +264,9 @@ class Gateway:
         return None if self.engine.available else _AWAY
 
     @property
-    def not_ready_because(self) -> str | None:
-        """The obstacle, or that no place is free; None when one more request can come."""
-        if self.state is State.LEAVING:
-            return str(self.state.value)
-        return self.obstacle or (OVERLOADED if self.admission.full else None)
+    def hindrance(self) -> str | None:
+        """The obstacle, or that the gateway is about to leave; places do not count."""
+        return str(self.state.value) if self.state is State.LEAVING else self.obstacle
 
     async def _take_one_token(self) -> None:
         await take_one_token(self.engine, self.info, self.new_request_id())

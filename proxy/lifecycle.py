@@ -9,13 +9,15 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Sequence
-from typing import Final
+from functools import partial
+from typing import Final, NoReturn
 
 from proxy.app import build_app
 from proxy.children import kill_descendants
+from proxy.crew import ALONE, RELOAD, STOP, Crew
 from proxy.engines.base import Engine
 from proxy.gateway import EngineFactory, Gateway, State
-from proxy.listeners import Bound, bind_all, close_all
+from proxy.listeners import Bound, bind_all, bind_for_workers, close_all
 from proxy.logs import configure
 from proxy.reload import Reloader
 from proxy.security import put_in_force
@@ -35,6 +37,8 @@ _NAME_A_MODEL: Final = ("--model", "--config")
 """vLLM's own options that can stand for MODEL."""
 _LAST_WORDS: Final = 2.0
 """Seconds that broken streams get to deliver their error frames."""
+_PARENTS_PATIENCE: Final = 5.0
+"""Seconds beyond what they need, after which workers that do not stop are killed."""
 _POLL: Final = 0.05
 _ENGINE_CLOSE: Final = 10.0
 """Seconds that the engine gets to stop before its processes are killed."""
@@ -45,6 +49,8 @@ CLOSING: Final = _LAST_WORDS + CLOSE_TIMEOUT + _ENGINE_CLOSE
 def run(settings: Settings, model: str | None, engine_flags: list[str]) -> int:
     """Serve until a signal or the engine's death; returns the exit code."""
     import uvloop
+
+    from proxy.workers import Supervisor
 
     configure(settings.log_level, settings.log_format)
     # In front of an upstream each client's stream has a connection of its own there.
@@ -57,20 +63,27 @@ def run(settings: Settings, model: str | None, engine_flags: list[str]) -> int:
             return remote_engine(settings, model, engine_flags)
         return await load_embedded(settings, model, engine_flags)
 
+    def serve(crew: Crew | None, bound: Sequence[Bound]) -> int:
+        try:
+            process = Process(settings, make_engine, crew)
+        except SettingsError as error:
+            close_all(bound)
+            log.error("%s", error)
+            return EXIT_USAGE
+        code = uvloop.run(process.serve(*bound))
+        _leave(code)
+        return code
+
     try:
-        bound = bind_all(settings)
+        rows = bind_for_workers(settings) if settings.workers > 1 else [bind_all(settings)]
     except OSError as error:
         log.error("%s", error)
         return EXIT_BIND
-    try:
-        process = Process(settings, make_engine)
-    except SettingsError as error:
-        close_all(bound)
-        log.error("%s", error)
-        return EXIT_USAGE
-    code = uvloop.run(process.serve(*bound))
-    _leave(code)
-    return code
+    if len(rows) == 1:
+        return serve(None, rows[0])
+    _announce(rows[0], settings)
+    grace = settings.pre_stop_wait + settings.drain_timeout + CLOSING
+    return Supervisor(rows, serve, _end_now, grace + _PARENTS_PATIENCE).run()
 
 
 async def load_embedded(settings: Settings, model: str | None, flags: list[str]) -> Engine:
@@ -103,11 +116,14 @@ async def load_embedded(settings: Settings, model: str | None, flags: list[str])
 
 
 class Process:
-    """One serving process around one gateway."""
+    """One serving process around one gateway; with a `crew` it is one of several."""
 
-    def __init__(self, settings: Settings, engine_factory: EngineFactory) -> None:
+    def __init__(
+        self, settings: Settings, engine_factory: EngineFactory, crew: Crew | None = None
+    ) -> None:
         self.settings = settings
-        self.gateway = Gateway(settings, engine_factory)
+        self.crew = crew
+        self.gateway = Gateway(settings, engine_factory, ALONE if crew is None else crew.worker)
         self.server = HttpServer(build_app(self.gateway))
         self._stop = asyncio.Event()
         self._reloader = Reloader(
@@ -115,7 +131,7 @@ class Process:
         )
         self._signalled = False
         self._death: str | None = None
-        self.gateway.request_stop = self._stop.set
+        self.gateway.request_stop = self._stop.set if crew is None else crew.ask_to_stop
 
     async def serve(self, *bound: Bound) -> int:
         """The whole story. Returns the exit code."""
@@ -124,10 +140,17 @@ class Process:
         except SettingsError as error:
             log.error("%s", error)
             return EXIT_USAGE
+        if self.crew is None:
+            self._listen_to_signals()
+        else:
+            self._listen_to_parent(self.crew)
+            await self.gateway.join(self.crew.siblings)
         await self.server.start(*bound)
-        self._listen_to_signals()
-        _announce(bound, self.settings)
+        if self.crew is None:
+            _announce(bound, self.settings)
         watching = [asyncio.create_task(self._reloader.run())]
+        if self.crew is not None:
+            watching.append(asyncio.create_task(self.gateway.keep_books()))
         if self.settings.progress_timeout:
             watching.append(asyncio.create_task(self.gateway.watchdog.run()))
         try:
@@ -136,6 +159,8 @@ class Process:
             for task in watching:
                 task.cancel()
             await self.server.close()
+            if self.crew is not None:
+                self.crew.siblings.close()
             await self._close_engine()
             self.gateway.enter(State.STOPPED)
         return code
@@ -226,6 +251,10 @@ class Process:
             loop.add_signal_handler(number, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self._reloader.ask)
 
+    def _listen_to_parent(self, crew: Crew) -> None:
+        orphaned = partial(_end_now, EXIT_ENGINE)
+        crew.heed_parent({STOP: self.stop, RELOAD: self._reloader.ask, b"": orphaned})
+
 
 async def _first(*things: Awaitable[object]) -> None:
     tasks = [asyncio.ensure_future(thing) for thing in things]
@@ -246,7 +275,7 @@ def _leave(code: int) -> None:
         _end_now(code)
 
 
-def _end_now(code: int) -> None:
+def _end_now(code: int) -> NoReturn:
     kill_descendants()
     logging.shutdown()
     sys.stdout.flush()

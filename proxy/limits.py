@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from proxy.crew import ALONE, Worker
 from translators.errors import TooManyRequests
 
 
@@ -20,12 +21,15 @@ class Limits:
 
 
 class Allowance:
-    """What is left of the limits: a token bucket, and a count of requests under way."""
+    """What is left of a worker's part of the limits: a token bucket, a count of requests."""
 
-    def __init__(self, limits: Limits, now: float) -> None:
+    def __init__(self, limits: Limits, now: float, worker: Worker = ALONE) -> None:
         self.limits = limits
-        self._per_second = (limits.rate or 0.0) / 60
-        self._burst = float(limits.burst or max(self._per_second, 1.0))
+        whole = limits.concurrency
+        self._concurrency = None if whole is None else worker.part(whole)
+        self._per_second = (limits.rate or 0.0) / 60 / worker.count
+        burst = None if limits.burst is None else worker.part(limits.burst)
+        self._burst = float(burst or max(self._per_second, 1.0))
         self._tokens = self._burst
         self._at = now
         self._in_use = 0
@@ -33,8 +37,8 @@ class Allowance:
     @contextmanager
     def taken(self, now: float) -> Iterator[None]:
         """Take one request's share. Raises TooManyRequests; `now` is monotonic seconds."""
-        limit = self.limits.concurrency
-        if limit is not None and self._in_use >= limit:
+        if self._concurrency is not None and self._in_use >= self._concurrency:
+            limit = self.limits.concurrency
             raise TooManyRequests(f"this key may have {limit} requests at once", retry_after=1)
         if self.limits.rate is not None:
             self._take_token(now)

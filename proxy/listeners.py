@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -70,15 +70,39 @@ def _same(other: Address, own: tuple[str, int], port: int | None) -> bool:
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. Raises OSError when the address is taken or wrong."""
+    sock = _bound(host, port, shared=False)
+    sock.listen(BACKLOG)
+    return sock
+
+
+def bind_shared(host: str, port: int, count: int) -> list[socket.socket]:
+    """Several listening sockets on one address; the kernel spreads connections over them."""
+    # A stranger who shares its port would share ours: first it must be free altogether.
+    _bound(host, port, shared=False).close()
+    found: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            found.append(_bound(host, port, shared=True))
+            port = found[0].getsockname()[1]
+            found[-1].listen(BACKLOG)
+    except OSError:
+        for sock in found:
+            sock.close()
+        raise
+    return found
+
+
+def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
     family, kind, proto, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     sock = socket.socket(family, kind, proto)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         _feel_the_client(sock)
         sock.bind(address)
-        sock.listen(BACKLOG)
     except OSError:
         sock.close()
         raise
@@ -99,14 +123,27 @@ def _feel_the_client(sock: socket.socket) -> None:
 
 def bind_all(settings: Settings) -> list[Bound]:
     """Bind every address, or none: raises OSError with the address that is taken or wrong."""
-    bound: list[Bound] = []
+    return _bind_each(settings, lambda host, port: [bind(host, port)])[0]
+
+
+def bind_for_workers(settings: Settings) -> list[list[Bound]]:
+    """The same for each of the workers, on the same addresses."""
+    return _bind_each(settings, lambda host, port: bind_shared(host, port, settings.workers))
+
+
+def _bind_each(
+    settings: Settings, bind_one: Callable[[str, int], list[socket.socket]]
+) -> list[list[Bound]]:
+    """What `bind_one` makes of each address, regrouped: one list for each socket that it makes."""
+    rows: list[list[Bound]] = []
     for host, port, serves in addresses(settings):
         try:
-            bound.append(Bound(bind(host, port), serves))
+            rows.append([Bound(sock, serves) for sock in bind_one(host, port)])
         except OSError as error:
-            close_all(bound)
+            for row in rows:
+                close_all(row)
             raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-    return bound
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def close_all(bound: Sequence[Bound]) -> None:

@@ -175,6 +175,16 @@ class Metrics:
             ["what"],
             registry=registry,
         )
+        self.workers = Gauge(
+            "mindie_gateway_workers",
+            "Processes that serve and have answered for this page.",
+            registry=registry,
+        )
+        self.worker_restarts = Counter(
+            "mindie_gateway_worker_restarts",
+            "Workers that died and were started anew.",
+            registry=registry,
+        )
         self.ready = Gauge(
             "mindie_gateway_ready",
             "1 when the engine can take work, else 0.",

@@ -46,6 +46,13 @@ _ONLY_WITH_UPSTREAM: Final = (
     "upstream_max_num_seqs",
     "upstream_generation_config",
 )
+_AT_LEAST_ONE_EACH: Final = (
+    "max_requests",
+    "max_running",
+    "max_connections",
+    "media_concurrency",
+)
+"""Limits that the workers share out, so that none is left with nothing."""
 _SECRET_WORDS: Final = ("token", "key", "password", "secret")
 
 
@@ -110,6 +117,13 @@ class Settings(BaseModel):
     )
     management_keys: SecretStr | None = Field(
         None, description="The same, between commas, for an environment variable."
+    )
+    workers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes that share the addresses, each with its part of every limit; "
+        "needs upstream.",
     )
     upstream: tuple[str, ...] = Field(
         (),
@@ -354,10 +368,18 @@ class Settings(BaseModel):
         shared = self.management_port is None or 0 != self.management_port == self.port
         if self.stop_service and shared:
             raise ValueError("stop_service needs a management_port of its own")
-        if self.body_memory < self.body_limit:
-            raise ValueError("body_memory holds no body of body_limit bytes")
         if self.tls_client_ca_file is None:
             _refuse_without("tls_client_ca_file", self, "tls_crl_file")
+        return self
+
+    @model_validator(mode="after")
+    def _shared_out(self) -> Self:
+        """Refuse limits of which a worker's part would be too small."""
+        if self.body_memory // self.workers < self.body_limit:
+            raise ValueError("body_memory holds no body of body_limit bytes for each of workers")
+        for name in _AT_LEAST_ONE_EACH:
+            if self.workers > (getattr(self, name) or self.workers):
+                raise ValueError(f"{name} must be at least the number of workers")
         return self
 
     @model_validator(mode="after")
@@ -365,6 +387,8 @@ class Settings(BaseModel):
         """Refuse what would have no effect."""
         if not self.upstream:
             _refuse_without("upstream", self, *_ONLY_WITH_UPSTREAM)
+            if self.workers > 1:
+                raise ValueError("more than one of workers needs upstream")
         if self.deprecation == "off":
             _refuse_without("deprecation", self, "sunset", "deprecation_link")
         elif self.sunset is not None and self.sunset < self.deprecation:

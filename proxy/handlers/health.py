@@ -23,7 +23,7 @@ async def live(request: web.Request) -> web.Response:
 
 async def ready(request: web.Request) -> web.Response:
     """200 when the engine can take one more request, else 503 with the reason."""
-    reason = request.app[GATEWAY].not_ready_because
+    reason = await request.app[GATEWAY].why_not_ready()
     return _empty() if reason is None else _not_ready(reason)
 
 
@@ -39,7 +39,7 @@ async def timed(request: web.Request) -> web.Response:
     """One real token within the given seconds, else 503."""
     gateway = request.app[GATEWAY]
     seconds = _seconds(request.match_info.get("seconds"))
-    reason = gateway.not_ready_because
+    reason = await gateway.why_not_ready()
     if reason is None and not await gateway.probe.succeeds_within(seconds):
         reason = f"the engine made no token within {seconds} s"
     return _json(200, {"status": "healthy"}) if reason is None else _not_ready(reason)
@@ -47,7 +47,7 @@ async def timed(request: web.Request) -> web.Response:
 
 async def metrics(request: web.Request) -> web.Response:
     """Prometheus text: the gateway's figures and vLLM's."""
-    body = request.app[GATEWAY].metrics.render()
+    body = await request.app[GATEWAY].metrics_page()
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
 

@@ -57,7 +57,7 @@ async def slot_count(request: web.Request) -> web.Response:
         metadata.slot_count(
             max_num_seqs=info.max_num_seqs,
             # What was just handed over is in no report of the scheduler yet.
-            requests=max(load.running + load.waiting, len(gateway.live)),
+            requests=max(load.running + load.waiting, await gateway.count_live()),
             kv_blocks=info.kv_blocks,
             block_size=info.block_size,
             kv_cache_usage=load.kv_cache_usage,

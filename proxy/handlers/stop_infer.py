@@ -21,7 +21,7 @@ async def stop_infer(request: web.Request) -> web.StreamResponse:
     with gateway.metrics.account(ROUTE) as account:
         _, body = await receive(gateway, request, request.match_info["model"])
         document = await parse(gateway, body)
-        if not gateway.live.stop(required_id(document)):
+        if not await gateway.stop(required_id(document)):
             raise IncompleteGeneration("there is no live request with this id")
         account.succeeded()
         return web.Response(body=orjson.dumps(document), content_type="application/json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from proxy.crew import ALONE, Worker
 from proxy.media.desk import DeskLimits, MediaDesk
 from proxy.media.download import Downloader, FetchTimes, Resolve
 from proxy.media.local import MediaRoot
@@ -29,7 +30,9 @@ def host_policy(settings: Settings) -> HostPolicy:
     return HostPolicy(hosts, parse_networks(settings.media_private_networks))
 
 
-def media_desk(settings: Settings, resolve: Resolve | None = None) -> MediaDesk:
+def media_desk(
+    settings: Settings, resolve: Resolve | None = None, worker: Worker = ALONE
+) -> MediaDesk:
     """Everything that fetches media. Opens nothing yet.
 
     `resolve` takes the place of the system's resolver, for tests.
@@ -37,7 +40,7 @@ def media_desk(settings: Settings, resolve: Resolve | None = None) -> MediaDesk:
     policy = host_policy(settings)
     times = FetchTimes(settings.media_connect_timeout, settings.media_read_timeout)
     limits = DeskLimits(
-        concurrency=settings.media_concurrency,
+        concurrency=worker.part(settings.media_concurrency),
         total_time=settings.media_total_timeout,
         memory=settings.media_memory_limit,
         directory=settings.media_spool_dir,

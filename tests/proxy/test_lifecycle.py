@@ -78,11 +78,12 @@ class Served:
 
 
 @asynccontextmanager
-async def process(*arguments: str, model: str = "obedient") -> AsyncIterator[Served]:
+async def process(*arguments: str, model: str | None = "obedient") -> AsyncIterator[Served]:
     """`mindie-gateway serve MODEL ARGUMENTS` on a free port, killed at the end if it is left."""
+    words = ("serve", "--port", "0") if model is None else ("serve", model, "--port", "0")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MINDIE_GATEWAY_")}
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.proxy.stub_process", "serve", model, "--port", "0"),
+        *(sys.executable, "-m", "tests.proxy.stub_process", *words),
         *arguments,
         cwd=ROOT,
         env=environment,

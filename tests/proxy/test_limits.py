@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from proxy.crew import Worker
 from proxy.limits import Allowance, Limits
 from translators.errors import TooManyRequests
 
@@ -75,3 +76,21 @@ def test_no_limits_refuse_nothing() -> None:
     with ExitStack() as stack:
         for _ in range(1000):
             stack.enter_context(allowance.taken(0.0))
+
+
+def test_a_worker_has_its_part_of_a_keys_limits() -> None:
+    limits = Limits(rate=120, burst=5, concurrency=3)
+    first, second = (Allowance(limits, 0.0, Worker(index, 2)) for index in range(2))
+    for allowance, burst in ((first, 3), (second, 2)):
+        for _ in range(burst):
+            send(allowance, 0.0)
+        with pytest.raises(TooManyRequests, match="120 requests a minute") as refused:
+            send(allowance, 0.0)
+        assert refused.value.retry_after == 1
+        send(allowance, 1.0)
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(Allowance(limits, 0.0, Worker(0, 2)).taken(0.0))
+        stack.enter_context(second.taken(60.0))
+        with pytest.raises(TooManyRequests, match="3 requests at once"):
+            stack.enter_context(second.taken(60.0))

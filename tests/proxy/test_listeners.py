@@ -11,7 +11,14 @@ import pytest
 from proxy.engines.base import Engine
 from proxy.engines.stub import StubEngine
 from proxy.lifecycle import EXIT_OK, Process
-from proxy.listeners import Listener, addresses, bind, bind_all, close_all
+from proxy.listeners import (
+    Listener,
+    addresses,
+    bind,
+    bind_all,
+    bind_for_workers,
+    close_all,
+)
 from proxy.openapi import NOT_OURS
 from proxy.routes import ROUTES
 from proxy.settings import Settings
@@ -149,3 +156,33 @@ def test_sockets_are_closed_together() -> None:
     assert len({each.port for each in bound}) == 3
     close_all(bound)
     assert [each.socket.fileno() for each in bound] == [-1, -1, -1]
+
+
+def test_each_worker_has_a_socket_of_its_own_at_every_address() -> None:
+    settings = Settings(upstream=("http://h",), port=0, metrics_port=0, workers=3)
+    rows = bind_for_workers(settings)
+    try:
+        assert len(rows) == 3
+        for row in rows:
+            assert [each.serves for each in row] == [{SERVICE, MANAGEMENT}, {METRICS}]
+            assert [each.port for each in row] == [each.port for each in rows[0]]
+        assert len({each.socket.fileno() for row in rows for each in row}) == 6
+        # They are shared among themselves only.
+        late = Settings(upstream=("http://h",), port=rows[0][0].port, workers=3)
+        with pytest.raises(OSError, match=f"cannot listen on {HERE}:{late.port}"):
+            bind_for_workers(late)
+    finally:
+        for row in rows:
+            close_all(row)
+
+
+def test_an_address_that_is_taken_closes_the_others_of_all_workers() -> None:
+    taken = bind(HERE, 0)
+    port = taken.getsockname()[1]
+    free = bind(HERE, 0)
+    main = free.getsockname()[1]
+    free.close()
+    settings = Settings(upstream=("http://h",), port=main, metrics_port=port, workers=2)
+    with taken, pytest.raises(OSError, match=f"cannot listen on {HERE}:{port}"):
+        bind_for_workers(settings)
+    bind(HERE, main).close()

@@ -142,6 +142,28 @@ def test_values_out_of_range_are_refused_with_their_name(name: str, value: str) 
         load_settings({name: value}, None)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        *(
+            (name, 2, f"{name} must be at least the number of workers")
+            for name in ("max_requests", "max_running", "max_connections", "media_concurrency")
+        ),
+        ("body_memory", 3 * 41943040 - 1, "for each of workers"),
+        ("workers", 0, "workers"),
+        ("workers", 65, "workers"),
+    ],
+)
+def test_no_worker_is_left_without_its_part(name: str, value: int, reason: str) -> None:
+    with pytest.raises(SettingsError, match=reason):
+        load_settings({"upstream": "http://h", "workers": 3, name: value}, None)
+
+
+def test_no_limit_at_all_is_shared_out_as_well() -> None:
+    settings, _ = load_settings({"upstream": "http://h", "workers": 3, "max_requests": 3}, None)
+    assert settings.workers == 3
+
+
 def test_all_faults_are_told_at_once() -> None:
     with pytest.raises(SettingsError, match=r"port: .*; contract: "):
         load_settings({"port": "x", "contract": "y"}, None)

@@ -1,0 +1,111 @@
+"""Several workers' figures as one page."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.parser import text_string_to_metric_families
+
+from proxy.merged_metrics import Figures, figures, inherited, lasting, merged
+from proxy.metrics import Metrics
+
+
+def page(**gauges: float) -> Figures:
+    registry = CollectorRegistry()
+    for name, value in gauges.items():
+        Gauge(name, "Some gauge.", registry=registry).set(value)
+    return figures(registry)
+
+
+def samples(text: bytes) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name, *map("=".join, sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def test_one_worker_alone_looks_as_it_does_unmerged() -> None:
+    metrics = Metrics()
+    with metrics.account("route") as account:
+        account.succeeded()
+    assert merged([figures(metrics.registry)], whole=True) == merged_by_hand(metrics)
+
+
+def merged_by_hand(metrics: Metrics) -> bytes:
+    from prometheus_client import generate_latest
+
+    return generate_latest(metrics.registry)
+
+
+def test_counters_histograms_and_gauges_are_sums() -> None:
+    pages = []
+    for number in (1, 2):
+        registry = CollectorRegistry()
+        counter = Counter("c", "Some counter.", ["of"], registry=registry)
+        counter.labels("both").inc(number)
+        counter.labels(f"only{number}").inc()
+        Gauge("g", "Some gauge.", registry=registry).set(10 * number)
+        Histogram("h", "Some times.", buckets=(1, 5), registry=registry).observe(3 * number)
+        pages.append(figures(registry))
+    found = samples(merged(pages, whole=True))
+    assert found["c_total", "of=both"] == 3
+    assert found["c_total", "of=only1"] == found["c_total", "of=only2"] == 1
+    assert found["g",] == 30
+    assert found["h_sum",] == 9
+    assert [found["h_bucket", f"le={le}"] for le in ("1.0", "5.0", "+Inf")] == [0, 1, 2]
+
+
+def test_what_is_no_sum() -> None:
+    one = page(
+        mindie_gateway_ready=1,
+        mindie_gateway_engine_stalled=0,
+        process_start_time_seconds=20,
+        process_max_fds=1024,
+    )
+    other = page(
+        mindie_gateway_ready=0,
+        mindie_gateway_engine_stalled=1,
+        process_start_time_seconds=10,
+        process_max_fds=1024,
+    )
+    found = samples(merged([one, other], whole=True))
+    assert found == {
+        ("mindie_gateway_ready",): 0,
+        ("mindie_gateway_engine_stalled",): 1,
+        ("process_start_time_seconds",): 10,
+        ("process_max_fds",): 1024,
+    }
+
+
+def test_without_a_worker_it_is_not_ready() -> None:
+    ready = page(mindie_gateway_ready=1)
+    assert samples(merged([ready], whole=True)) == {("mindie_gateway_ready",): 1}
+    assert samples(merged([ready], whole=False)) == {("mindie_gateway_ready",): 0}
+
+
+def test_the_requests_of_a_dead_worker_have_failed() -> None:
+    metrics = Metrics()
+    with metrics.account("a") as account:
+        account.succeeded()
+    for route in ("a", "a", "b"):
+        metrics.received.labels(route).inc()
+        metrics.in_flight.labels(route).inc()
+    metrics.worker_restarts.inc(3)
+    left = inherited(figures(metrics.registry))
+    found = samples(merged([left], whole=True))
+    name = "mindie_gateway_requests_finished_total"
+    assert {key[1:]: value for key, value in found.items() if key[0] == name} == {
+        ("outcome=succeeded", "route=a"): 1,
+        ("outcome=failed", "route=a"): 2,
+        ("outcome=failed", "route=b"): 1,
+    }
+    assert found["mindie_gateway_request_duration_seconds_count", "route=a"] == 1
+    assert not [key for key in found if "in_flight" in key[0] or "restarts" in key[0]]
+    # It goes on from one to the next, and grows no longer on the way.
+    assert samples(merged([inherited(left)], whole=True)) == found
+    assert len(inherited(left)) == len(left)
+
+
+def test_nothing_is_lost_or_made_up_without_books() -> None:
+    assert inherited(None) == lasting(None) == []
+    assert lasting(page(some_gauge=1)) == []

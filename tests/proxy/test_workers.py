@@ -1,0 +1,275 @@
+"""Several workers behind one port, as an operator has them: real processes and signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import pytest
+
+from proxy.lifecycle import EXIT_BIND, EXIT_OK, EXIT_USAGE
+from proxy.workers import EXIT_WORKERS, RESTARTS
+from tests.fake_vllm import FakeVllm, fake_vllm
+from tests.proxy.test_lifecycle import WITHIN, Served, process
+from tests.support import (
+    MODEL,
+    Connection,
+    connection,
+    eventually,
+    frame_json,
+    generate_body,
+    get,
+    get_bytes,
+    post,
+    request_bytes,
+)
+
+STOP_PATH: Final = f"/v2/models/{MODEL}/stopInfer"
+OUTCOMES: Final = ("succeeded", "failed", "cancelled", "refused")
+
+
+@asynccontextmanager
+async def two_workers(
+    server: FakeVllm, *arguments: str, ready: bool = True
+) -> AsyncIterator[Served]:
+    """Two of them in front of `server`."""
+    given = ("--upstream", server.url, "--workers", "2", "--upstream-check-period", "0.1")
+    async with process(*given, *arguments, model=None) as served:
+        if ready:
+            await eventually(lambda: served.log.count("state: ready") == 2, lambda: served.log)
+        yield served
+
+
+async def eventually_asked(port: int, path: str, wanted: Callable[[str, int], bool]) -> str:
+    """Ask until the answer is as wanted."""
+    async with asyncio.timeout(WITHIN):
+        while True:
+            answer = await get(port, path)
+            if wanted(answer.body.decode(), answer.status):
+                return answer.body.decode()
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def at_worker(served: Served, index: int) -> AsyncIterator[Connection]:
+    """A connection to this one of two; the ids that they give tell them apart."""
+    while True:
+        async with connection(served.port) as client:
+            first = await client.ask(request_bytes(generate_body(tokens=1)))
+            if worker_of(first.frames[0]) == index:
+                yield client
+                return
+
+
+def worker_of(frame: dict[str, Any]) -> int:
+    return (int(frame["id"].removeprefix("endpoint_common_")) - 1) % 2
+
+
+async def begin_stream(client: Connection, client_id: str) -> None:
+    """A stream that has got its first token and waits for the next."""
+    client.send(request_bytes({**generate_body("one two three", 3), "id": client_id}))
+    await client.head()
+    assert frame_json(await client.chunk())["id"] == client_id
+
+
+def total(page: str, name: str, *labels: str) -> float:
+    """The sum of the samples with this name and all these words among their labels."""
+    lines = (line for line in page.splitlines() if re.match(rf"{name}[ {{]", line))
+    return sum(float(line.rpartition(" ")[2]) for line in lines if all(w in line for w in labels))
+
+
+def outcomes(page: str) -> dict[str, float]:
+    name = "mindie_gateway_requests_finished_total"
+    counts = {each: total(page, name, f'outcome="{each}"') for each in OUTCOMES}
+    return {outcome: count for outcome, count in counts.items() if count}
+
+
+def pid_of(served: Served, index: int) -> int:
+    """The process that is this worker now."""
+    return int(re.findall(rf"worker {index} of 2 has process (\d+)", served.log)[-1])
+
+
+async def test_both_serve_and_every_one_shows_the_figures_of_all() -> None:
+    async with (
+        fake_vllm(names=(MODEL,)) as server,
+        two_workers(server, "--mindie-metrics") as served,
+        at_worker(served, 0) as one,
+        at_worker(served, 1) as other,
+    ):
+        before = outcomes((await one.ask(get_bytes("/metrics"))).body.decode())["succeeded"]
+        for client, number in ((one, 3), (other, 4)):
+            for _ in range(number):
+                assert (await client.ask(request_bytes(generate_body(tokens=3)))).complete
+        assert (await other.ask(request_bytes(b"{"))).status == 422
+        pages = [await client.ask(get_bytes("/metrics")) for client in (one, other)]
+        for page in (each.body.decode() for each in pages):
+            assert outcomes(page) == {"succeeded": before + 7, "refused": 1}
+            received = total(page, "mindie_gateway_requests_received_total")
+            assert received == sum(outcomes(page).values())
+            first_token = "mindie_gateway_time_to_first_token_seconds"
+            assert total(page, f"{first_token}_count") == before + 7
+            assert total(page, f"{first_token}_bucket", 'le="+Inf"') == before + 7
+            assert total(page, "generation_tokens_total") == before + 21
+            assert total(page, "failed_request_perc") == pytest.approx(1 / (before + 8))
+            assert total(page, "mindie_gateway_workers") == 2
+            assert total(page, "mindie_gateway_ready") == 1
+            assert total(page, "mindie_gateway_worker_restarts_total") == 0
+        assert len(re.findall("listening on", served.log)) == 1
+        served.signal()
+        assert await served.exit_code() == EXIT_OK
+        ids = re.findall(r" id=(endpoint_common_\d+) ", served.log)
+        assert len(ids) == len(set(ids)) == before + 7
+
+
+async def test_stop_infer_and_the_drain_reach_every_worker() -> None:
+    async with (
+        fake_vllm(names=(MODEL,)) as server,
+        two_workers(server, "--management-port=0", "--stop-service") as served,
+        at_worker(served, 0) as one,
+        at_worker(served, 1) as other,
+        at_worker(served, 0) as third,
+    ):
+        server.gate.clear()
+        await begin_stream(one, "first")
+        await begin_stream(other, "second")
+        # Asked at worker 0, it ends the stream of worker 1.
+        stopped = await third.ask(request_bytes({"id": "second"}, STOP_PATH))
+        assert (stopped.status, stopped.json) == (200, {"id": "second"})
+        assert (await other.response_body()).complete
+        again = await third.ask(request_bytes({"id": "second"}, STOP_PATH))
+        assert again.status == 500
+
+        await begin_stream(other, "third")
+        # Asked of one, both stop.
+        assert (await get(served.port_of("management"), "/stopService")).status == 200
+        await eventually(lambda: served.log.count("state: the server is shutting down") == 2)
+        assert (await third.ask(request_bytes(generate_body()))).status == 503
+        assert (await post(served.port, generate_body())).status == 503
+        server.gate.set()
+        for client in (one, other):
+            assert (await client.response_body()).complete
+        assert await served.exit_code() == EXIT_OK
+        assert "Traceback" not in served.log
+
+
+async def test_a_worker_that_dies_is_started_anew_and_the_books_still_balance() -> None:
+    async with fake_vllm(names=(MODEL,)) as server, two_workers(server) as served:
+        async with at_worker(served, 0) as one, at_worker(served, 1) as other:
+            server.gate.clear()
+            await begin_stream(one, "lives")
+            await begin_stream(other, "dies")
+            before = (await get(served.port, "/metrics")).body.decode()
+            assert total(before, "mindie_gateway_requests_in_flight") == 2
+            os.kill(pid_of(served, 1), signal.SIGKILL)
+            assert not (await other.response_body()).complete
+            server.gate.set()
+            assert (await one.response_body()).complete
+            page = await eventually_asked(
+                served.port, "/metrics", lambda text, _: total(text, "mindie_gateway_ready") == 1
+            )
+        assert total(page, "mindie_gateway_worker_restarts_total") == 1
+        assert outcomes(page) == {"succeeded": outcomes(before)["succeeded"] + 1, "failed": 1}
+        received = total(page, "mindie_gateway_requests_received_total")
+        assert received == total(before, "mindie_gateway_requests_received_total")
+        assert "worker 1 died by signal 9" in served.log
+        async with at_worker(served, 1) as again:
+            assert (await again.ask(request_bytes(generate_body()))).complete
+
+
+async def test_workers_that_die_again_and_again_end_the_process() -> None:
+    async with fake_vllm(names=(MODEL,)) as server, two_workers(server) as served:
+        for number in range(RESTARTS + 1):
+            dead = pid_of(served, number % 2)
+            os.kill(dead, signal.SIGKILL)
+            await eventually(lambda: served.log.count("died by signal 9") == number + 1)  # noqa: B023
+            if number < RESTARTS:
+                await eventually(lambda: pid_of(served, number % 2) != dead)  # noqa: B023
+        assert await served.exit_code() == EXIT_WORKERS
+        assert "workers die again and again" in served.log
+
+
+async def test_signals_reach_all_and_the_second_one_ends_them_at_once(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"alice sha256:{'0' * 64}\n")
+    async with (
+        fake_vllm(names=(MODEL,)) as server,
+        two_workers(server, f"--management-keys-file={keys}") as served,
+        at_worker(served, 1) as client,
+    ):
+        server.gate.clear()
+        await begin_stream(client, "runs")
+        served.signal(signal.SIGHUP)
+        await eventually(lambda: served.log.count("management keys read again") == 2)
+        # A terminal or systemd would send it to each of them.
+        os.kill(pid_of(served, 0), signal.SIGTERM)
+        os.kill(pid_of(served, 1), signal.SIGINT)
+        served.signal()
+        await eventually(lambda: served.log.count("state: the server is shutting down") == 2)
+        served.signal(signal.SIGINT)
+        assert await served.exit_code() == EXIT_OK
+        assert not (await client.response_body()).complete
+
+
+async def test_without_their_parent_they_end_and_leave_the_port() -> None:
+    async with fake_vllm(names=(MODEL,)) as server, two_workers(server) as served:
+        served.signal(signal.SIGKILL)
+        assert await served.exit_code() == -signal.SIGKILL
+        async with asyncio.timeout(WITHIN):
+            while True:
+                try:
+                    socket.create_server(("127.0.0.1", served.port)).close()
+                except OSError:
+                    await asyncio.sleep(0.01)
+                else:
+                    break
+
+
+async def test_each_has_its_part_of_the_places_and_ready_means_that_one_is_free() -> None:
+    limits = ("--max-requests", "3", "--max-running", "2")
+    async with (
+        fake_vllm(names=(MODEL,)) as server,
+        two_workers(server, *limits) as served,
+        at_worker(served, 1) as at_one,
+        at_worker(served, 0) as at_zero,
+        at_worker(served, 0) as queued,
+        at_worker(served, 0) as asking,
+        at_worker(served, 1) as refused,
+    ):
+        server.gate.clear()
+        await begin_stream(at_one, "a")
+        answer = await refused.ask(request_bytes(generate_body()))
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert (await get(served.port, "/v2/health/ready")).status == 200
+        await begin_stream(at_zero, "b")
+        # The third one is worker 0's, and waits there.
+        queued.send(request_bytes({**generate_body(), "id": "c"}))
+        await eventually_asked(served.port, "/v2/health/ready", lambda _, status: status == 503)
+        page = (await get(served.port, "/metrics")).body.decode()
+        assert total(page, "mindie_gateway_requests_waiting") == 1
+        assert (await asking.ask(request_bytes(generate_body()))).status == 503
+        server.gate.set()
+        assert (await queued.response()).complete
+
+
+async def test_what_is_wrong_for_one_is_wrong_for_all() -> None:
+    async with fake_vllm(names=(MODEL,)) as server:
+        async with two_workers(server, "--api-keys=nonsense", ready=False) as served:
+            assert await served.exit_code() == EXIT_USAGE
+            assert "service keys: key 1 is not of the form" in served.log
+        async with two_workers(server) as served:
+            port = str(served.port)
+            # Neither one process nor several may share the port with these.
+            async with two_workers(server, "--port", port, ready=False) as late:
+                assert await late.exit_code() == EXIT_BIND
+            async with process("--port", port) as late:
+                assert await late.exit_code() == EXIT_BIND
+            slots = await get(served.port, f"/v2/models/{MODEL}/getSlotCount")
+            assert orjson.loads(slots.body)["total_slots"] == 256
