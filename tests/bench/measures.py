@@ -21,6 +21,7 @@ from tests.bench.report import Row
 
 _READY: Final = "/v2/health/ready"
 _OPENAI_READY: Final = "/v1/models"
+_QUIET: Final = ("--log-level", "warning")
 _SERVER_CORE: Final = 0
 _LOAD_CORE: Final = 1
 
@@ -88,7 +89,7 @@ def p2(plan: Plan) -> list[Row]:
     """Front-end CPU per token on the real AsyncLLM, beside vLLM's own server."""
     common = ["--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", str(plan.streams)]
     common += ["--served-model-name", "bench"]
-    gateway = ["proxy.cli", "serve", plan.model, "--port", "{port}", *common]
+    gateway = ["proxy.cli", "serve", plan.model, "--port", "{port}", *_QUIET, *common]
     openai = ["vllm.entrypoints.openai.api_server", "--model", plan.model, "--port", "{port}"]
     openai += [*common, "--disable-uvicorn-access-log"]
     with server(_READY, *gateway) as ours, server(_OPENAI_READY, *openai) as theirs:
@@ -110,7 +111,7 @@ def p3(plan: Plan) -> list[Row]:
         ours = stack.enter_context(
             server(
                 _READY,
-                *("proxy.cli", "serve", "--port", "{port}", "--upstream", upstream),
+                *("proxy.cli", "serve", "--port", "{port}", "--upstream", upstream, *_QUIET),
                 core=_SERVER_CORE,
             )
         )

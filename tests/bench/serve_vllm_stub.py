@@ -8,13 +8,13 @@ vLLM's own collectors.
 from __future__ import annotations
 
 import asyncio
+import importlib
+import importlib.util
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
 import uvloop
-from vllm.entrypoints.openai import api_server
-from vllm.entrypoints.openai.cli_args import make_arg_parser
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -22,6 +22,14 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from tests.bench.load import MODEL
+
+_NEW_HOME = "vllm.entrypoints.launchers"
+_IS_NEW = importlib.util.find_spec(_NEW_HOME) is not None
+_HOME = _NEW_HOME if _IS_NEW else "vllm.entrypoints.openai"
+make_arg_parser = importlib.import_module(f"{_HOME}.cli_args").make_arg_parser
+run_server = importlib.import_module(
+    f"{_HOME}.api_server.entry" if _IS_NEW else f"{_HOME}.api_server"
+).run_server
 
 
 class _Steps:
@@ -88,7 +96,7 @@ def main() -> None:
     flags = ["--model", model, "--served-model-name", MODEL, "--port", port]
     flags += ["--dtype", "float32", "--max-model-len", "8192", "--disable-uvicorn-access-log"]
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
-    uvloop.run(api_server.run_server(args))
+    uvloop.run(run_server(args))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, cast
 
@@ -242,7 +242,7 @@ def main() -> int:
     )
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-        content = json.dumps({**asdict(report), "faults": faults}, indent=1)
+        content = json.dumps({**vars(report), "faults": faults}, indent=1)
         (options.out / f"soak-{report.streams}.json").write_text(content + "\n", "utf-8")
     for fault in faults:
         print(fault, file=sys.stderr)
