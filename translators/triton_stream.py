@@ -20,6 +20,16 @@ from translators.tokens import Finish, FinishReason, Token
 _FINISH_WORDS: Final = {FinishReason.LENGTH: "length", FinishReason.STOPPED: "stop_sequence"}
 _US: Final = 1_000_000
 _US_PER_MS: Final = 1_000
+_DETAILS: Final = (
+    b',"details":{%b"generated_tokens":%d,"first_token_cost":null,"decode_cost":null,'
+    b'"batch_size":%d,"queue_wait_time":%d},'
+)
+_FIRST_TIMES: Final = b'"prefill_time":%b,"decode_time":null'
+_LATER_TIMES: Final = b'"prefill_time":null,"decode_time":%b'
+_NO_TIMES: Final = b'"prefill_time":null,"decode_time":null'
+_END: Final = b"}\n\n"
+_USUAL: Final = b"%b%b" + _DETAILS + _LATER_TIMES + _END
+"""A frame with details between the first and the last: head, text, and the rest in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,7 @@ class TritonStream:
         "_full",
         "_head",
         "_max_tokens",
+        "_usual",
         "ended",
         "generated",
     )
@@ -98,6 +109,7 @@ class TritonStream:
         self._escape = BraceEscape(style.brace_escape)
         self._full = bytearray() if style.full_text else None
         self._answer = AnswerText(stop_words, flush_tail=contract.flush_tail)
+        self._usual = details and not style.full_text and not stop_words
         self._batch_size = 0
         self.generated = 0
         self.ended = False
@@ -111,18 +123,35 @@ class TritonStream:
         """The frame of one token. Must not be called once `ended` is true."""
         self.generated += 1
         self._batch_size = token.batch_size
+        if self._usual and token.finish is None and self.generated > 1:
+            return self._usual_frame(token)
         text, finish = self._answer.push(token)
         self.ended = finish is not None
         head = self._head + self._text(text)
         if not self._details:
-            return head + b"}\n\n"
+            return head + _END
         return head + self._details_of(token, finish)
+
+    def _usual_frame(self, token: Token) -> bytes:
+        """The same in one step: nearly all frames are like this, and it halves their cost."""
+        text = json_string(token.text)
+        if b"{" in text:
+            text = self._escape(text)
+        return _USUAL % (
+            self._head,
+            text,
+            b"",
+            self.generated,
+            token.batch_size,
+            micros(token.waited) if token.waited else 0,
+            self._milliseconds(token.latency),
+        )
 
     def stopped(self) -> bytes:
         """The last frame of a request that stopInfer ended: no token of its own."""
         self.ended = True
         head = self._head + self._text(self._answer.stopped())
-        return head + self._closing_details() + b"}\n\n"
+        return head + self._closing_details() + _END
 
     def failed(self, error: GatewayError) -> bytes:
         """What a stream that broke after its first byte ends with (contract §5, §8).
@@ -142,7 +171,7 @@ class TritonStream:
             + json_string(error.message or error.error_type)
             + b',"error_type":'
             + orjson.dumps(error.error_type)
-            + b"}\n\n"
+            + _END
         )
 
     def _text(self, text: str) -> bytes:
@@ -157,30 +186,26 @@ class TritonStream:
             on_last = self.generated >= self._max_tokens
             word = finish_word(self._contract, finish, on_last_token=on_last)
             reason = b'"finish_reason":%b,' % orjson.dumps(word)
-        return (
-            b',"details":{%b"generated_tokens":%d,"first_token_cost":null,"decode_cost":null,'
-            b'"batch_size":%d,"queue_wait_time":%d},%b}\n\n'
-            % (reason, self.generated, token.batch_size, micros(token.waited), self._times(token))
+        times = _FIRST_TIMES if self.generated == 1 else _LATER_TIMES
+        return (_DETAILS + times + _END) % (
+            reason,
+            self.generated,
+            token.batch_size,
+            micros(token.waited),
+            self._milliseconds(token.latency),
         )
 
-    def _times(self, token: Token) -> bytes:
-        latency = micros(token.latency)
+    def _milliseconds(self, seconds: float) -> bytes:
+        latency = micros(seconds)
         if self._contract.integer_times:
-            number = b"%d" % (latency // _US_PER_MS)
-        else:
-            number = orjson.dumps(latency / _US_PER_MS)
-        if self.generated == 1:
-            return b'"prefill_time":%b,"decode_time":null' % number
-        return b'"prefill_time":null,"decode_time":%b' % number
+            return b"%d" % (latency // _US_PER_MS)
+        return orjson.dumps(latency / _US_PER_MS)
 
     def _closing_details(self) -> bytes:
         if not self._details:
             return b""
-        return (
-            b',"details":{"finish_reason":"stop_sequence","generated_tokens":%d,'
-            b'"first_token_cost":null,"decode_cost":null,"batch_size":%d,"queue_wait_time":0},'
-            b'"prefill_time":null,"decode_time":null' % (self.generated, self._batch_size)
-        )
+        reason = b'"finish_reason":"stop_sequence",'
+        return (_DETAILS + _NO_TIMES) % (reason, self.generated, self._batch_size, 0)
 
 
 class BraceEscape:

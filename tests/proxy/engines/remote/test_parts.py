@@ -161,6 +161,8 @@ PLAIN = streamed(["x", "y"], [5, 7])[1]
         PLAIN.replace(b"[7]", b"[]"),
         PLAIN.replace(b"[7]", b"[-7]"),
         PLAIN.replace(b"[7]", b"[7"),
+        PLAIN[: PLAIN.index(b"[7]") + 2],
+        PLAIN.replace(b"[7]", b"[%s]" % (b"7" * 5000)),
         PLAIN.replace(b'"y"', b"5"),
         PLAIN.replace(b'"y"', b'"y'),
         PLAIN.replace(b'"y"', b'"a","text":"y"'),
@@ -179,6 +181,31 @@ def test_whatever_differs_is_read_as_json(other: bytes) -> None:
         layout.learn(payload, read_chunk(payload))
     assert layout.read(PLAIN) == (7, "y")
     assert layout.read(other) is None
+
+    before = b"data: " + PLAIN + b"\n\n"
+    event = b"data: " + other + b"\n\n"
+    assert layout.leading(before + event + before) == ([(7, "y")], event + before)
+
+
+@given(
+    texts=st.lists(st.text(), min_size=1, max_size=6),
+    cut=st.integers(0, 2000),
+    usage=st.booleans(),
+)
+def test_the_events_at_the_start_of_a_block(texts: list[str], cut: int, usage: bool) -> None:
+    layout = Layout()
+    ids = list(range(1, 9))
+    chunks = streamed(["a", "b", *texts], ids, **({"usage": None} if usage else {}))
+    for payload in chunks[:2]:
+        layout.learn(payload, read_chunk(payload))
+    events = [b"data: " + payload + b"\n\n" for payload in chunks[2:]]
+    block = b"".join(events)[:cut]
+    whole = 0
+    while whole < len(events) and sum(map(len, events[: whole + 1])) <= cut:
+        whole += 1
+    expected = list(zip(ids[2:], texts, strict=False))[:whole]
+    assert layout.leading(block) == (expected, block[sum(map(len, events[:whole])) :])
+    assert Layout().leading(block) == ([], block)
 
 
 def test_a_server_whose_chunks_all_differ_is_not_studied_for_ever() -> None:
