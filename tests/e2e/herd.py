@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.e2e.collector import Collector, collecting
 from tests.e2e.plugin import OPTION, InstalledPlugin
 from tests.e2e.process import GatewayProcess, gateway_process
 
@@ -24,6 +25,10 @@ SPREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """Otherwise vLLM binds the workers of all four to the same core."""
 
 
+OTLP = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"}
+"""vLLM's own default is gRPC."""
+
+
 @dataclass(frozen=True)
 class Herd:
     """Each is for one test to use up, but the last, which all may use."""
@@ -36,6 +41,8 @@ class Herd:
     cramped: GatewayProcess
     """Very little KV cache, no priorities, and a platform that comes as a plugin."""
     plugin: InstalledPlugin
+    collector: Collector
+    """Takes the spans of the cramped one and of its engine."""
 
 
 @asynccontextmanager
@@ -43,19 +50,31 @@ async def started_herd(
     model: Path, environment: dict[str, str], plugin: InstalledPlugin
 ) -> AsyncIterator[Herd]:
     """Start all, and wait until all are ready."""
+    async with AsyncExitStack() as stack:
+        collector = await stack.enter_async_context(collecting())
+        yield await _started(stack, model, environment, plugin, collector)
+
+
+async def _started(
+    stack: AsyncExitStack,
+    model: Path,
+    environment: dict[str, str],
+    plugin: InstalledPlugin,
+    collector: Collector,
+) -> Herd:
+    traced = ("--trace-endpoint", collector.url, "--otlp-traces-endpoint", collector.url)
     plans: tuple[tuple[tuple[str, ...], dict[str, str]], ...] = (
         (ROOMY, {}),
         ((*ROOMY, "--stay-after-engine-death"), {}),
         ((*ROOMY, "--drain-timeout", "120"), {}),
-        (CRAMPED, plugin.environment),
+        ((*CRAMPED, *traced), {**plugin.environment, **OTLP}),
     )
-    async with AsyncExitStack() as stack:
-        processes = [
-            await stack.enter_async_context(
-                gateway_process(model, *flags, environment={**environment, **SPREAD, **own})
-            )
-            for flags, own in plans
-        ]
-        await asyncio.gather(*(process.ready() for process in processes))
-        mortal, staying, draining, cramped = processes
-        yield Herd(mortal, staying, draining, cramped, plugin)
+    processes = [
+        await stack.enter_async_context(
+            gateway_process(model, *flags, environment={**environment, **SPREAD, **own})
+        )
+        for flags, own in plans
+    ]
+    await asyncio.gather(*(process.ready() for process in processes))
+    mortal, staying, draining, cramped = processes
+    return Herd(mortal, staying, draining, cramped, plugin, collector)

@@ -15,7 +15,7 @@ from tests.e2e.descendants import Descendant, descendants
 from tests.e2e.support import eventually
 
 REPOSITORY = Path(__file__).parents[2]
-LISTENING = re.compile(rb"listening on http://127\.0\.0\.1:(\d+)")
+LISTENING = re.compile(rb"listening on http://(?:127\.0\.0\.1|0\.0\.0\.0):(\d+)[^,]* service")
 STARTS_WITHIN = 300.0
 ENDS_WITHIN = 30.0
 FLAGS = (
@@ -111,9 +111,16 @@ async def gateway_process(
     model: Path, *flags: str, environment: dict[str, str]
 ) -> AsyncIterator[GatewayProcess]:
     """Start `serve` on a free port; nothing of it is left afterwards."""
+    async with serve_process(str(model), *FLAGS, *flags, environment=environment) as started:
+        yield started
+
+
+@asynccontextmanager
+async def serve_process(*words: str, environment: dict[str, str]) -> AsyncIterator[GatewayProcess]:
+    """`mindie-gateway serve words`; nothing of it is left afterwards."""
     inherited = [environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else []
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "proxy.cli", "serve", str(model), *FLAGS, *flags),
+        *(sys.executable, "-m", "proxy.cli", "serve", *words),
         cwd=REPOSITORY,
         env={**environment, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *inherited])},
         stdout=asyncio.subprocess.DEVNULL,

@@ -128,3 +128,21 @@ async def test_without_priority_scheduling_priorities_are_accepted_and_counted(h
     metrics = (await get(port, "/metrics")).body.decode()
     assert "mindie_gateway_priority_ignored_total 2.0" in metrics
     assert herd.cramped.output.count(b"--scheduling-policy priority") == 1, "said once"
+
+
+async def test_the_clients_trace_goes_through_the_gateway_to_vllm(herd: Herd) -> None:
+    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    port = await herd.cramped.ready()
+    body = {"text_input": PROMPT, "parameters": {"max_new_tokens": 3}}
+    header = f"traceparent: 00-{trace}-{parent}-01"
+    assert (await post(port, body, headers=(header,))).complete
+    await eventually(
+        lambda: len(herd.collector.trace(trace)) == 2, within=20.0, what="both spans are there"
+    )
+    spans = herd.collector.trace(trace)
+    ours, vllms = spans["POST /v2/models/{model}/generate_stream"], spans["llm_request"]
+    assert ours.parent_span_id.hex() == parent
+    assert vllms.parent_span_id == ours.span_id
+    known = {each.key: each.value for each in vllms.attributes}
+    assert known["gen_ai.usage.completion_tokens"].int_value == 3
+    assert all(PROMPT not in str(span) for span in spans.values())

@@ -38,19 +38,25 @@ async def vllm_server(
 ) -> AsyncIterator[str]:
     """The URL of a server that is up; nothing of it is left afterwards."""
     port = free_port()
-    with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", str(model), "--host", "127.0.0.1", "--port", str(port)),
-            *flags,
-            env=environment,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
+    url = f"http://127.0.0.1:{port}"
+    module = ("-W", "ignore", "-m", "vllm.entrypoints.openai.api_server")
+    own = ("--model", str(model), "--host", "127.0.0.1", "--port", str(port))
+    async with vllm_process(*module, *own, *flags, environment=environment, log=log) as process:
         await _up(url, process, log)
         yield url
+
+
+@asynccontextmanager
+async def vllm_process(
+    *words: str, environment: dict[str, str], log: Path
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`python words`, which starts a server; nothing of it is left afterwards."""
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *words, env=environment, stdout=output, stderr=output
+        )
+    try:
+        yield process
     finally:
         children = list(descendants(process.pid))
         with suppress(ProcessLookupError):
