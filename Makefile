@@ -92,7 +92,7 @@ test-e2e: everything ## Run the tests with a real vLLM engine and a real model
 	$(ENGINE_ENV) $(VENV)/bin/python $(E2E)
 
 .PHONY: test
-test: everything lint test-fast test-openapi test-deploy test-e2e bench-smoke ## Run all checks and tests
+test: everything lint test-fast test-openapi test-deploy test-e2e test-clients bench-smoke ## Run all checks and tests
 
 .PHONY: test-vllm-0.23
 test-vllm-0.23: everything ## Run the engine tests on vLLM 0.23, in .venv-vllm-0.23
