@@ -249,7 +249,12 @@ class EmbeddedEngine:
             return list(self._tokenizer.encode(text))
         # One at a time, with a tokenizer of its own: they are not safe to share.
         async with self._tokenizing:
-            return await asyncio.to_thread(lambda: list(self._spare_tokenizer.encode(text)))
+            return await asyncio.to_thread(self._encode, text)
+
+    def _encode(self, text: str) -> list[int]:
+        # A copy of a million ids would hold the interpreter, and so the loop, for milliseconds.
+        ids = self._spare_tokenizer.encode(text)
+        return ids if type(ids) is list else list(ids)
 
     async def pieces(self, ids: list[int]) -> list[str]:
         if len(ids) <= _INLINE_TOKENS:

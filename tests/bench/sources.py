@@ -41,6 +41,10 @@ class SteppedEngine(StubEngine):
         self._runs: dict[str, _Run] = {}
         self._steps: asyncio.Task[None] | None = None
 
+    async def tokenize(self, text: str) -> list[int]:
+        # As the real engine does it: a large text beside the loop, in a thread.
+        return await asyncio.to_thread(lambda: [3] * (text.count(" ") + 1))
+
     async def submit(self, request: EngineRequest) -> TokenStream:
         stream = TokenStream(lambda: self._drop(request.request_id))
         self._runs[request.request_id] = _Run(stream, request.sampling.max_tokens)
