@@ -1,28 +1,9 @@
-"""The request of MindIE's API page, and what its answer must look like."""
+"""What the answer to the request of MindIE's API page must look like."""
 
 from __future__ import annotations
 
 from typing import Any
 
-PAGE_REQUEST: dict[str, Any] = {
-    "id": "a123",
-    "text_input": "My name is Olivier and I",
-    "parameters": {
-        "details": True,
-        "do_sample": True,
-        "max_new_tokens": 5,
-        "repetition_penalty": 1.1,
-        "seed": 123,
-        "temperature": 1,
-        "top_k": 10,
-        "top_p": 0.99,
-        "batch_size": 100,
-        "typical_p": 0.5,
-        "watermark": False,
-        "priority": 5,
-        "timeout": 10,
-    },
-}
 FRAME_KEYS = [
     "id",
     "model_name",

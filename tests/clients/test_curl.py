@@ -8,12 +8,13 @@ import subprocess
 import pytest
 
 from tests.clients.conftest import Server
-from tests.clients.page import PAGE_REQUEST, check_frames
+from tests.clients.page import check_frames
+from tests.page import PAGE_REQUEST
 
 
 def _curl(server: Server, *flags: str) -> list[dict[str, object]]:
     url = f"{server.url}/v2/models/{server.model}/generate_stream"
-    words = ["curl", "-sSfN", *flags, url, "-d", json.dumps(PAGE_REQUEST)]
+    words = ["curl", "-sSfN", *flags, url, "-d", PAGE_REQUEST]
     done = subprocess.run(words, capture_output=True, check=True, timeout=60)
     blocks = done.stdout.decode().split("\n\n")
     assert blocks.pop() == "", "the last frame must end like every other"

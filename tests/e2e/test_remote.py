@@ -20,7 +20,8 @@ from tests.e2e.support import (
     streaming,
     text_of,
 )
-from tests.e2e.test_text import COPIED, PAGE_REQUEST, POEM, QUESTION, STORY
+from tests.e2e.test_text import COPIED, POEM, QUESTION, STORY
+from tests.page import PAGE_REQUEST
 from tests.support import MODEL, RawResponse, RunningGateway, get, request_bytes
 
 pytestmark = E2E

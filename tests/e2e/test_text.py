@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,12 +23,12 @@ from tests.e2e.support import (
     streaming,
     text_of,
 )
+from tests.page import PAGE_REQUEST
 from tests.support import MODEL, get_bytes, request_bytes, serving
 from translators.tokens import Token
 
 pytestmark = E2E
 
-PAGE_REQUEST = (Path(__file__).parent / "page_request.json").read_bytes()
 """The request example of the API page, as printed there."""
 STORY = "Once upon a time"
 QUESTION = (

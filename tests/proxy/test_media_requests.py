@@ -35,6 +35,7 @@ from tests.media_support import (
     text,
     watching,
 )
+from tests.page import PAGE_DOCUMENT
 from tests.support import (
     RawResponse,
     RunningGateway,
@@ -87,32 +88,18 @@ async def test_the_pages_example_works_with_a_local_file(tmp_path: Path) -> None
         response = await post(
             running.port,
             {
-                "id": "a123",
+                **PAGE_DOCUMENT,
                 "text_input": [
-                    {"type": "text", "text": "My name is Olivier and I"},
+                    {"type": "text", "text": PAGE_DOCUMENT["text_input"]},
                     {"type": "image_url", "image_url": str(path)},
                 ],
-                "parameters": {
-                    "details": True,
-                    "do_sample": True,
-                    "max_new_tokens": 20,
-                    "repetition_penalty": 1.1,
-                    "seed": 123,
-                    "temperature": 1,
-                    "top_k": 10,
-                    "top_p": 0.99,
-                    "batch_size": 100,
-                    "typical_p": 0.5,
-                    "watermark": False,
-                    "priority": 5,
-                    "timeout": 10,
-                },
+                "parameters": {**PAGE_DOCUMENT["parameters"], "max_new_tokens": 20},
             },
         )
         assert response.status == 200
         assert len(response.frames) == 20
         assert response.frames[0]["id"] == "a123"
-        assert seen(running) == ("My name is Olivier and I", png())
+        assert seen(running) == (PAGE_DOCUMENT["text_input"], png())
 
 
 async def test_order_is_kept_and_the_tokens_of_media_count(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import pytest
 
+from tests.page import PAGE_REQUEST
 from tests.translators.requests import BOTH, read
-from tests.translators.test_request_parameters import ORDER, PAGE_REQUEST
+from tests.translators.test_request_parameters import ORDER
 from translators.contract import Contract
 from translators.errors import InvalidInput
 from translators.request import Parameters

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.page import PAGE_REQUEST
 from tests.translators.requests import BOTH, read, read_one, with_parameters
 from translators.contract import DOCUMENTED, SERVER, Contract
 from translators.errors import InvalidInput
@@ -229,26 +230,6 @@ def test_defaults_of_the_documented_contract() -> None:
 
 def test_the_server_contract_waits_longer_by_default() -> None:
     assert read(b'{"text_input":"x"}', SERVER).timeout == 65535
-
-
-PAGE_REQUEST = b"""{
-    "id":"a123",
-    "text_input": "My name is Olivier and I",
-    "parameters": {
-        "details": true,
-        "do_sample": true,
-        "max_new_tokens":5,
-        "repetition_penalty": 1.1,
-        "seed": 123,
-        "temperature": 1,
-        "top_k": 10,
-        "top_p": 0.99,
-        "batch_size":100,
-        "typical_p": 0.5,
-        "watermark": false,      \n        "priority": 5,
-        "timeout": 10
-    }
-}"""
 
 
 @pytest.mark.parametrize("contract", BOTH, ids=label)
