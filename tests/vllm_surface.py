@@ -79,6 +79,7 @@ HANDLES: Final = (
     Handle("media_prompt", "self._model", MODEL_CONFIG),
     Handle("media_prompt", "self._model.multimodal_config", "vllm.config.MultiModalConfig"),
     Handle("media_prompt", "self._renderer", RENDERER),
+    Handle("media_prompt", "chat_tokens", "vllm.renderers.params.TokenizeParams"),
     Handle("media_prompt", "processing", "vllm.multimodal.processing.BaseProcessingInfo"),
     Handle("media_prompt", "tools.registry", "vllm.utils.registry.ExtensionManager"),
     Handle("media_prompt", "components", "vllm.renderers.inputs.preprocess.PromptComponents"),

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
 
 _HIDDEN: Final = 64
 _CONTEXT: Final = 4096
@@ -36,8 +37,15 @@ _QWEN_TEMPLATE: Final = (
 
 
 def llava(tokenizer: Any, folder: Path) -> None:
-    """Images of 56 x 56 pixels through a CLIP tower. Its chat template knows only text."""
+    """Images of 56 x 56 pixels through a CLIP tower. Its chat template knows only text.
+
+    Like Llama's, its tokenizer begins every prompt with a token that the template holds too.
+    """
     (image,) = _added(tokenizer, "<image>")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{tokenizer.bos_token} $A",
+        special_tokens=[(tokenizer.bos_token, tokenizer.bos_token_id)],
+    )
     vision = hf.CLIPVisionConfig(
         **_layers(),
         image_size=_PIXELS,

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from proxy.engines.base import Prompt
+from proxy.engines.image_check import check_image
 from proxy.engines.video_check import check_video
 from proxy.media.content import Medium, PromptPart
 from proxy.settings import SettingsError
@@ -88,18 +89,20 @@ class MediaTable:
             data = await joined(medium.content.read)
 
             def decode() -> Any:
-                return _decode(medium.kind, data, loader)
+                return _decode(medium, data, loader)
 
             return await in_thread(decode)
 
 
-def _decode(kind: MediaKind, data: bytes, loader: Any) -> Any:
+def _decode(medium: Medium, data: bytes, loader: Any) -> Any:
     try:
+        if medium.kind is MediaKind.IMAGE:
+            check_image(data, medium.format.name)
         return loader.load_bytes(data)
     except Exception as error:
         # Decoders raise what they like; all of it is about these bytes.
         log.info("a medium could not be decoded: %s", type(error).__name__)
-        raise MediaRefused(f"cannot be decoded as {kind.value}") from None
+        raise MediaRefused(f"cannot be decoded as {medium.kind.value}") from None
 
 
 def make_connector(base: type[Any], table: MediaTable) -> type[Any]:
@@ -130,6 +133,9 @@ class MediaPrompts:
         self._params = tools.chat_params(
             chat_template_kwargs={"add_generation_prompt": True, "continue_final_message": False}
         )
+        # As vLLM's own chat API does: a template writes the beginning token itself.
+        chat_tokens = self._renderer.default_chat_tok_params
+        self._chat_tokens = chat_tokens.with_kwargs(add_special_tokens=False)
         self._chat = self._choose(style)
         self._turns = asyncio.Semaphore(_AT_ONCE)
         processing = self._renderer.get_mm_processor().info
@@ -164,7 +170,7 @@ class MediaPrompts:
         # Without its cache of what the engine was sent: a prompt that is refused
         # after this would leave an entry there for data that was never sent.
         _, rendered = await self._renderer.render_chat_async(
-            [[_user_message(shown)]], self._params, skip_mm_cache=True
+            [[_user_message(shown)]], self._params, self._chat_tokens, skip_mm_cache=True
         )
         return rendered[0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from proxy.engines.base import ModelInfo
 from proxy.engines.remote import RemoteEngine, UpstreamOptions
@@ -31,8 +32,8 @@ class RemoteGateway:
 
 
 @asynccontextmanager
-async def remote_gateway(url: str) -> AsyncIterator[RemoteGateway]:
+async def remote_gateway(url: str, **settings: Any) -> AsyncIterator[RemoteGateway]:
     """A gateway in front of the vLLM server at `url`."""
     engine = RemoteEngine(UpstreamOptions(urls=(url,), check_period=0.1))
-    async with serving(engine) as running:
+    async with serving(engine, **settings) as running:
         yield RemoteGateway(running, engine, url)

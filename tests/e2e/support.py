@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -74,6 +75,16 @@ async def exchange(running: RunningGateway, raw: bytes) -> RawResponse:
     async with connection(running.port) as client, asyncio.timeout(PATIENCE):
         client.send(raw)
         return await read_response(client.reader)
+
+
+_TIMES = re.compile(rb'"(prefill_time|decode_time|queue_wait_time)":(?:null|[0-9.e-]+)')
+
+
+def without_times(response: RawResponse) -> list[bytes]:
+    """The frames as they stood on the wire, the figures of their times taken out."""
+    assert response.status == 200, response.body
+    assert response.complete
+    return [_TIMES.sub(rb'"\1":0', chunk) for chunk in response.chunks]
 
 
 def text_of(response: RawResponse) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Any
 
 import pytest
@@ -19,27 +18,20 @@ from tests.e2e.support import (
     finish_reason,
     streaming,
     text_of,
+    without_times,
 )
 from tests.e2e.test_text import COPIED, POEM, QUESTION, STORY
 from tests.page import PAGE_REQUEST
-from tests.support import MODEL, RawResponse, RunningGateway, get, request_bytes
+from tests.support import MODEL, RunningGateway, get, request_bytes
 
 pytestmark = E2E
 
-TIMES = re.compile(rb'"(prefill_time|decode_time|queue_wait_time)":(?:null|[0-9.e-]+)')
 PROMPTS = {
     "story": STORY,
     "an end token": QUESTION,
     "poem": POEM,
     **{name: prompt for name, (prompt, _) in COPIED.items()},
 }
-
-
-def without_times(response: RawResponse) -> list[bytes]:
-    """The frames as they stood on the wire, the figures of their times taken out."""
-    assert response.status == 200, response.body
-    assert response.complete
-    return [TIMES.sub(rb'"\1":0', chunk) for chunk in response.chunks]
 
 
 async def both(

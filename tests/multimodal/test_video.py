@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.media_support import data_url, image, mp4, text
-from tests.multimodal.support import BLUE, MULTIMODAL, RED, Seeing, encoded, film, picture
+from tests.multimodal.support import BLUE, MULTIMODAL, RED, Gateway, Seeing, encoded, film, picture
 from translators.media_formats import MediaKind
 
 pytestmark = MULTIMODAL
@@ -26,9 +26,63 @@ async def test_the_model_says_what_it_takes(seeing: Seeing) -> None:
 
 async def test_different_films_give_different_tokens_and_the_same_the_same(seeing: Seeing) -> None:
     question = text("What is it?")
-    red = await seeing.text(question, video(film(RED)))
-    assert await seeing.text(question, video(film(RED))) == red
-    assert await seeing.text(question, video(film(BLUE))) != red
+    red = await seeing.tokens(question, video(film(RED)))
+    assert await seeing.tokens(question, video(film(RED))) == red
+    assert await seeing.tokens(question, video(film(BLUE))) != red
+    assert await seeing.tokens(question) != red
+
+
+@pytest.mark.parametrize("colour", [RED, BLUE])
+async def test_prompt_and_tokens_are_those_of_vllm_driven_directly(
+    seeing: Seeing, colour: tuple[int, int, int]
+) -> None:
+    """The template names images and videos; vLLM gets the picture and the frames themselves."""
+    from vllm.multimodal.media import VideoMediaIO
+    from vllm.multimodal.media.image import ImageMediaIO
+
+    shown, moving = picture(colour), film(colour)
+    await seeing.tokens(
+        text("What?"), image(data_url(encoded(shown))), video(moving), text(" is it")
+    )
+    content = [
+        {"type": "text", "text": "What?"},
+        {"type": "image"},
+        {"type": "video"},
+        {"type": "text", "text": " is it"},
+    ]
+    frames = VideoMediaIO(ImageMediaIO()).load_bytes(moving)
+    direct = await seeing.direct(seeing.in_template(content), image=shown, video=frames)
+    assert seeing.engine.noted[-1] == direct
+
+
+async def test_the_sidecar_shows_the_same_frames(seeing: Seeing, sidecar: Gateway) -> None:
+    shown, moving = image(data_url(encoded(picture(BLUE)))), video(film(RED))
+    other = video(film(BLUE, "x.avi", "MJPG"), "video/x-msvideo")
+    made = []
+    for parts in (
+        [text("What is it?"), moving],
+        [text("What is it?"), other],
+        [moving, text("and"), shown],
+        [shown, text("and"), moving],
+    ):
+        made.append(await seeing.frames(*parts))
+        assert await sidecar.frames(*parts) == made[-1]
+    assert len({b"".join(frames) for frames in made}) == len(made)
+
+
+async def test_the_sidecar_says_what_the_model_takes(sidecar: Gateway) -> None:
+    assert set(sidecar.running.gateway.info.media) == {MediaKind.IMAGE, MediaKind.VIDEO}
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3000, 3), (28, 5800)])
+async def test_a_shape_that_the_model_refuses_leaves_the_engine_alive(
+    seeing: Seeing, size: tuple[int, int]
+) -> None:
+    """The model's own processor decides, after decoding: a refusal, or an answer."""
+    shown = image(data_url(encoded(picture(RED, size))))
+    response = await seeing.ask(text("What?"), shown)
+    assert response.status == (200 if size == (1, 1) else 424)
+    assert await seeing.tokens(text("What?"), image(data_url(encoded(picture(RED)))))
 
 
 @pytest.mark.parametrize(
@@ -45,16 +99,17 @@ async def test_a_local_film_and_an_image_have_an_order(seeing: Seeing) -> None:
     shown = image(data_url(encoded(picture(BLUE))))
     path = seeing.file("x.mp4", film(RED))
     moving = {"type": "video_url", "video_url": {"url": path}}
-    assert await seeing.text(shown, text("and"), moving) != await seeing.text(
-        moving, text("and"), shown
-    )
+    first = await seeing.tokens(shown, text("and"), moving)
+    assert await seeing.tokens(moving, text("and"), shown) != first
 
 
 async def test_a_film_that_cannot_be_decoded_is_named(seeing: Seeing) -> None:
+    red = await seeing.tokens(video(film(RED)))
     for data in (mp4() * 20, film(RED)[:400]):
         response = await seeing.ask(text("What?"), video(data))
         assert response.status == 422
         assert response.json["error"].startswith('"text_input[1]" ')
+    assert await seeing.tokens(video(film(RED))) == red
 
 
 async def test_frames_have_a_limit(seeing: Seeing) -> None:
