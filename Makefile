@@ -13,7 +13,7 @@ ENGINE_ENV = \
 	VLLM_NO_USAGE_STATS=1
 # What needs no engine. Not even collected: the other folders, whose tests import torch.
 FAST = -m pytest $(addprefix --ignore tests/,clients deploy e2e multimodal) $(PYTEST_ARGS)
-E2E = -m pytest -m e2e --ignore tests/deploy --timeout 600 $(PYTEST_ARGS)
+E2E = -m pytest -m e2e tests/e2e --timeout 600 $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -102,7 +102,8 @@ test-vllm-0.23: everything ## Run the engine tests on vLLM 0.23, in .venv-vllm-0
 .PHONY: test-multimodal
 test-multimodal: everything ## Run the tests with real multimodal models, in .venv-multimodal (6 GB)
 	@$(PREPARE) --venv $(VENV_MULTIMODAL) --with test --engine 0.32.0-media --multimodal-models
-	$(ENGINE_ENV) $(VENV_MULTIMODAL)/bin/python -m pytest -m multimodal --timeout 600 $(PYTEST_ARGS)
+	$(ENGINE_ENV) $(VENV_MULTIMODAL)/bin/python -m pytest -m multimodal tests/multimodal \
+		--timeout 600 $(PYTEST_ARGS)
 
 .PHONY: clean
 clean: ## Remove environments, models, logs and the tools' caches
