@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vllm import AsyncEngineArgs
 
-from proxy.engines.base import EngineRequest
+from proxy.engines.base import EngineRequest, ModelInfo
 from proxy.engines.embedded import EmbeddedEngine
 from proxy.engines.stream import TokenStream
-from translators.tokens import Token
+from proxy.engines.token_run import TokenRun
+from proxy.engines.token_tap import StepOutput
 
 
 @dataclass
@@ -25,17 +27,24 @@ class NotingEngine(EmbeddedEngine):
 
     def __init__(self, args: AsyncEngineArgs) -> None:
         super().__init__(args)
-        self.noted: list[Noted] = []
+        self._by_id: dict[str, Noted] = {}
+
+    @property
+    def noted(self) -> list[Noted]:
+        return list(self._by_id.values())
+
+    async def start(self, on_death: Callable[[str], None]) -> ModelInfo:
+        info = await super().start(on_death)
+        assert self._tap is not None
+        feed = self._tap._feed
+
+        def note(run: TokenRun, output: StepOutput, at: float, batch_size: int) -> None:
+            self._by_id[run.request_id].made.extend(output.new_token_ids)
+            feed(run, output, at, batch_size)
+
+        self._tap._feed = note  # type: ignore[method-assign]
+        return info
 
     async def submit(self, request: EngineRequest) -> TokenStream:
-        stream = await super().submit(request)
-        noted, push = Noted(request.prompt), stream.push
-        self.noted.append(noted)
-
-        def note(token: Token) -> None:
-            noted.made.append(token.id)
-            push(token)
-
-        noted.made.extend(token.id for token in stream._pending)
-        stream.push = note  # type: ignore[method-assign]
-        return stream
+        self._by_id[request.request_id] = Noted(request.prompt)
+        return await super().submit(request)

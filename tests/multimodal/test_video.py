@@ -32,29 +32,6 @@ async def test_different_films_give_different_tokens_and_the_same_the_same(seein
     assert await seeing.tokens(question) != red
 
 
-@pytest.mark.parametrize("colour", [RED, BLUE])
-async def test_prompt_and_tokens_are_those_of_vllm_driven_directly(
-    seeing: Seeing, colour: tuple[int, int, int]
-) -> None:
-    """The template names images and videos; vLLM gets the picture and the frames themselves."""
-    from vllm.multimodal.media import VideoMediaIO
-    from vllm.multimodal.media.image import ImageMediaIO
-
-    shown, moving = picture(colour), film(colour)
-    await seeing.tokens(
-        text("What?"), image(data_url(encoded(shown))), video(moving), text(" is it")
-    )
-    content = [
-        {"type": "text", "text": "What?"},
-        {"type": "image"},
-        {"type": "video"},
-        {"type": "text", "text": " is it"},
-    ]
-    frames = VideoMediaIO(ImageMediaIO()).load_bytes(moving)
-    direct = await seeing.direct(seeing.in_template(content), image=shown, video=frames)
-    assert seeing.engine.noted[-1] == direct
-
-
 async def test_the_sidecar_shows_the_same_frames(seeing: Seeing, sidecar: Gateway) -> None:
     shown, moving = image(data_url(encoded(picture(BLUE)))), video(film(RED))
     other = video(film(BLUE, "x.avi", "MJPG"), "video/x-msvideo")
