@@ -1,19 +1,59 @@
-"""The processes below this one, which must not outlive it."""
+"""The processes below this one: they do not get a terminal's Ctrl-C, and do not outlive it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
+from multiprocessing import util
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 _PROC: Final = Path("/proc")
 _TRACKER: Final = b"multiprocessing.resource_tracker"
 """It ends by itself, after it has freed what the others held."""
 _ROUNDS: Final = 5
 """Looks for processes that were started while the others were killed."""
+
+
+_apart = False
+"""Whether a process that is forked now leaves this one's process group."""
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Processes that multiprocessing starts within get a process group of their own.
+
+    A terminal sends Ctrl-C to the whole group in front. vLLM's processes would end
+    at once, and the streams that this process wants to finish with them.
+    """
+    global _apart  # what a forked child looks at
+    spawn = util.spawnv_passfds
+    _apart, util.spawnv_passfds = True, _spawn_apart
+    try:
+        yield
+    finally:
+        _apart, util.spawnv_passfds = False, spawn
+
+
+def _spawn_apart(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+    """As multiprocessing's own function, but for the group."""
+    process = subprocess.Popen(  # noqa: S603  # multiprocessing's own words
+        args, executable=path, pass_fds=passfds, process_group=0
+    )
+    # multiprocessing waits for it by its id; this object must not.
+    process.returncode = 0
+    return process.pid
+
+
+def _leave_the_group() -> None:
+    if _apart:
+        os.setpgid(0, 0)
+
+
+os.register_at_fork(after_in_child=_leave_the_group)
 
 
 def kill_descendants() -> None:

@@ -33,6 +33,7 @@ from vllm.v1.engine import FinishReason as VllmFinish
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from proxy.children import apart
 from proxy.engines.asgi import AsgiApi
 from proxy.engines.base import EngineRequest, Load, ModelInfo, Prompt
 from proxy.engines.collector import CollectorReader
@@ -199,7 +200,8 @@ class EmbeddedEngine:
 
     def _make_engine(self) -> Any:
         factory = partial(_StepListener, self._step_done)
-        return AsyncLLMEngine.from_engine_args(self._args, stat_loggers=[factory])
+        with apart():
+            return AsyncLLMEngine.from_engine_args(self._args, stat_loggers=[factory])
 
     def _make_prompts(self) -> MediaPrompts | None:
         if not self._engine.vllm_config.model_config.supports_multimodal_inputs:

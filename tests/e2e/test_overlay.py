@@ -20,7 +20,7 @@ from tests.support import get, post
 pytestmark = E2E
 
 OVERLAY: Final = Path(__file__).parents[2] / "deploy/kubernetes/overlays/sidecar/deployment.yaml"
-SMALL: Final = ("--dtype=float32", "--enforce-eager", "--num-gpu-blocks-override=64")
+SMALL: Final = ("--dtype=float32", "--enforce-eager", "--num-gpu-blocks-override=128")
 """For this machine: the pod's has an accelerator and room for a real model."""
 BODY: Final = {"text_input": "The quick brown fox", "parameters": {"max_new_tokens": 5}}
 

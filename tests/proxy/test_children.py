@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from proxy.children import descendants
+from proxy.children import apart, descendants
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_FOR_EVER = "import signal; print(flush=True); signal.pause()"
@@ -80,3 +82,26 @@ def test_all_generations_are_killed_but_the_tracker(grandparent: subprocess.Pope
         assert state(tracker) in ("S", "R", "D")
         assert state(grandparent.pid) in ("S", "R", "D")
     assert descendants(2**30) == set()
+
+
+def _group(results: Any) -> None:
+    results.put(os.getpgrp())
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_ctrl_c_is_not_for_processes_that_are_started_apart(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    results = context.SimpleQueue()
+
+    def group_of_a_child() -> int:
+        child = context.Process(target=_group, args=(results,))  # type: ignore[attr-defined]
+        child.start()
+        child.join(30)
+        assert child.exitcode == 0
+        group: int = results.get()
+        return group
+
+    assert group_of_a_child() == os.getpgrp()
+    with apart():
+        assert group_of_a_child() not in {os.getpgrp(), 0}
+    assert group_of_a_child() == os.getpgrp()
