@@ -11,7 +11,9 @@ import contextlib
 import json
 import os
 import sys
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
 
 from proxy import __version__
 from proxy.settings import (
@@ -50,8 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"mindie-gateway: {error}", file=sys.stderr)
         return _USAGE_ERROR
     if known.command == "settings":
-        print(_describe(settings, model, engine_flags))
-        return 0
+        return _show(_describe(settings, model, engine_flags))
     return _serve(settings, model, engine_flags)
 
 
@@ -121,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_option(group: argparse._ArgumentGroup, name: str) -> None:
     field = Settings.model_fields[name]
     flag = "--" + name.replace("_", "-")
-    default = "unset" if field.default in (None, ()) else field.default
+    default = "unset" if field.default in (None, (), "") else field.default
     text = f"{field.description} Default: {default}.".replace("%", "%%")
     if field.annotation is bool:
         group.add_argument(
@@ -132,7 +133,23 @@ def _add_option(group: argparse._ArgumentGroup, name: str) -> None:
             flag, action="append", default=argparse.SUPPRESS, metavar="VALUE", help=text
         )
     else:
-        group.add_argument(flag, default=argparse.SUPPRESS, metavar="VALUE", help=text)
+        group.add_argument(flag, default=argparse.SUPPRESS, metavar=_values(field), help=text)
+
+
+def _values(field: FieldInfo) -> str:
+    """What may stand there, where it is one of a few words."""
+    words = get_args(field.annotation)
+    return f"{{{','.join(words)}}}" if get_origin(field.annotation) is Literal else "VALUE"
+
+
+def _show(text: str) -> int:
+    """Print; whoever reads may stop early, as `head` does."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # Python would complain at its end, too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _split_model(rest: list[str]) -> tuple[str | None, list[str]]:

@@ -27,7 +27,7 @@ from proxy.media.build import media_desk
 from proxy.merged_metrics import Figures, figures, inherited, lasting, merged
 from proxy.metrics import Metrics
 from proxy.mindie_metrics import MindieMetrics
-from proxy.probe import Probe, take_one_token
+from proxy.probe import Probe, see_one_token
 from proxy.settings import Settings
 from proxy.threads import in_thread
 from proxy.tracing import Tracing
@@ -269,7 +269,9 @@ class Gateway:
         return str(self.state.value) if self.state is State.LEAVING else self.obstacle
 
     async def _take_one_token(self) -> None:
-        await take_one_token(self.engine, self.info, self.new_request_id())
+        await see_one_token(
+            self.engine, self.info, self.new_request_id(), lambda: self.live.last_token
+        )
 
     def check_taking_work(self) -> None:
         """ServiceUnavailable unless the gateway is ready and its engine can take work."""

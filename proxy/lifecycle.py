@@ -74,6 +74,9 @@ def run(settings: Settings, model: str | None, engine_flags: list[str]) -> int:
         _leave(code)
         return code
 
+    if not settings.upstream and not _names_a_model(model, engine_flags):
+        log.error("MODEL is missing: it stands right after `serve`")
+        return EXIT_USAGE
     try:
         rows = bind_for_workers(settings) if settings.workers > 1 else [bind_all(settings)]
     except OSError as error:
@@ -86,12 +89,13 @@ def run(settings: Settings, model: str | None, engine_flags: list[str]) -> int:
     return Supervisor(rows, serve, _end_now, grace + _PARENTS_PATIENCE).run()
 
 
+def _names_a_model(model: str | None, flags: Sequence[str]) -> bool:
+    return model is not None or any(flag.partition("=")[0] in _NAME_A_MODEL for flag in flags)
+
+
 async def load_embedded(settings: Settings, model: str | None, flags: list[str]) -> Engine:
     """Import vLLM beside the running loop, since it takes long, and make its engine."""
     from proxy.threads import in_thread
-
-    if model is None and not any(flag.partition("=")[0] in _NAME_A_MODEL for flag in flags):
-        raise SettingsError("MODEL is missing: it stands right after `serve`")
 
     def load() -> Engine:
         try:
@@ -184,8 +188,10 @@ class Process:
         except SettingsError as error:
             log.error("%s", error)
             return EXIT_USAGE
-        except Exception:
-            log.exception("the engine did not start")
+        except Exception as error:
+            log.exception("the engine's start failed")
+            # Last, where a person looks first.
+            log.error("the engine did not start: %s", _first_line(error))
             return EXIT_ENGINE
         await self._stop.wait()
         if self._death is not None and not self.settings.stay_after_engine_death:
@@ -267,6 +273,10 @@ def _announce(bound: Sequence[Bound], settings: Settings) -> None:
         host, port = sock.getsockname()[:2]
         what = " and ".join(sorted(each.value for each in serves))
         log.info("listening on %s://%s:%d for %s, the engine is starting", scheme, host, port, what)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def _leave(code: int) -> None:

@@ -50,7 +50,8 @@ class Phase(StrEnum):
     QUEUE = "queue"
     """It waited for its turn, here or at the engine's door."""
     PREFILL = "prefill"
-    """The engine had it, without a token so far."""
+    """The engine had it, without a token so far: in vLLM's own queue, which tells
+    only with the first token that it has left it, or in its prefill."""
     DECODE = "decode"
 
 
@@ -344,7 +345,7 @@ class Account:
 
     def refused_or_failed(self, error: GatewayError) -> None:
         """An error before the first byte. What the engine has taken is not refused any more."""
-        refused = self.prompt_tokens is None and (error.status < 500 or error.status == 503)
+        refused = self.prompt_tokens is None and error.refuses
         self.outcome = Outcome.REFUSED if refused else Outcome.FAILED
         self._count(error)
 

@@ -15,6 +15,8 @@ _PROMPT: Final = "Hello"
 _ONE_TOKEN: Final = Sampling(
     temperature=0.0, top_k=None, top_p=1.0, repetition_penalty=1.0, seed=None, max_tokens=1
 )
+_LOOK: Final = 0.1
+"""Seconds between looks at the clients' tokens."""
 _HIGHEST: Final = 1
 _LOWEST: Final = 5
 
@@ -54,6 +56,9 @@ class Probe:
             run.waiting -= 1
             if not run.waiting:
                 run.task.cancel()
+                if self._run is run:
+                    # It takes a moment to end; nobody must wait for it any more.
+                    self._run = None
 
     async def _succeeds(self) -> bool:
         try:
@@ -61,6 +66,27 @@ class Probe:
         except GatewayError:
             return False
         return True
+
+
+async def see_one_token(
+    engine: Engine, info: ModelInfo, request_id: str, last_token: Callable[[], float]
+) -> None:
+    """Wait for a token: of a request of one's own, or of any client's.
+
+    An engine whose places are all taken has none for the probe, but shows by its
+    clients' tokens that it works. `last_token` is the loop time of the latest of
+    them. Raises GatewayError when none comes.
+    """
+    begun = asyncio.get_running_loop().time()
+    own = asyncio.ensure_future(take_one_token(engine, info, request_id))
+    try:
+        while not own.done() and last_token() <= begun:
+            await asyncio.wait({own}, timeout=_LOOK)
+        if own.done():
+            own.result()
+    finally:
+        own.cancel()
+        await asyncio.wait({own})
 
 
 async def take_one_token(engine: Engine, info: ModelInfo, request_id: str) -> None:

@@ -12,6 +12,7 @@
     ├── InvalidInput          422  JSON, id, text_input, media, parameters
     ├── GenerationError       424  prompt too long, refused by the engine
     ├── IncompleteGeneration  500  engine failed, unknown id to stop
+    │   ├── UnknownRequest    500  nothing to stop: the client's mistake, whatever the status
     │   └── GenerationTimeout 500  no token, or no end, in time
     └── ServiceUnavailable    503  starting, stopping, dead
         └── Overloaded        503  too many requests at once
@@ -36,6 +37,11 @@ class GatewayError(Exception):
 
     status: ClassVar[int] = 500
     error_type: ClassVar[str] = "Incomplete Generation"
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it says no to the client, which is not a failure on our side."""
+        return self.status < 500 or self.status == 503
 
     @property
     def stream_text(self) -> str:
@@ -137,6 +143,12 @@ class IncompleteGeneration(GatewayError):
 
     status = 500
     error_type = "Incomplete Generation"
+
+
+class UnknownRequest(IncompleteGeneration):
+    """No live request has the id that is to be stopped (contract §1: a 500)."""
+
+    refuses = True
 
 
 class GenerationTimeout(IncompleteGeneration):

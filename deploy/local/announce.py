@@ -18,6 +18,8 @@ _PAUSE: Final = 0.5
 _BEAT: Final = 15.0
 _ANSWER_TIMEOUT: Final = 5.0
 _READY: Final = 200
+_NOT_READY: Final = 503
+_ELSEWHERE: Final = 404
 
 _TEXT: Final = """
 Ready. In another terminal:
@@ -50,7 +52,10 @@ def main(port: int, name: str, gateway: int) -> None:
     """Print once ready; say nothing when the gateway ends before."""
     begun = said = time.monotonic()
     while _runs(gateway):
-        if _is_ready(port):
+        ready = _is_ready(port, name)
+        if ready is None:
+            return
+        if ready:
             print(_TEXT.format(host=_HOST, port=port, name=name), flush=True)
             return
         now = time.monotonic()
@@ -68,13 +73,24 @@ def _runs(pid: int) -> bool:
     return True
 
 
-def _is_ready(port: int) -> bool:
+def _is_ready(port: int, name: str) -> bool | None:
+    """None where it cannot be told from here: behind TLS, or behind API keys elsewhere."""
+    try:
+        status = _status(port, "/v2/health/ready")
+        if status == _ELSEWHERE:  # health has a port of its own
+            status = _status(port, f"/v2/models/{name}")
+    except (ConnectionRefusedError, TimeoutError):
+        return False  # it does not listen yet, or is busy with its start
+    except (OSError, http.client.HTTPException):
+        return None
+    return {_READY: True, _NOT_READY: False}.get(status)
+
+
+def _status(port: int, path: str) -> int:
     connection = http.client.HTTPConnection(_HOST, port, timeout=_ANSWER_TIMEOUT)
     try:
-        connection.request("GET", "/v2/health/ready")
-        return connection.getresponse().status == _READY
-    except (OSError, http.client.HTTPException):
-        return False
+        connection.request("GET", path)
+        return connection.getresponse().status
     finally:
         connection.close()
 

@@ -24,6 +24,7 @@ from outcome import reported
 from progress import Progress
 
 _DEFAULT_PORT: Final = "1025"
+_LAST_PORT: Final = 65535
 _DEFAULT_NAME: Final = "smollm2"
 _ENGINE_OPTIONS: Final = (
     # Without AVX512, float32 is twice as fast as bfloat16.
@@ -56,7 +57,7 @@ class Service:
         return cls(
             model=model,
             name=os.environ.get("MODEL_NAME") or own_name,
-            port=os.environ.get("PORT") or _DEFAULT_PORT,
+            port=_port(os.environ.get("PORT") or _DEFAULT_PORT),
             more=tuple(shlex.split(os.environ.get("SERVE_ARGS", ""))),
         )
 
@@ -84,6 +85,12 @@ def main() -> None:
     progress.note(shlex.join(command))
     sys.stdout.flush()
     os.execve(command[0], command, {**_VARIABLES, **os.environ})
+
+
+def _port(text: str) -> str:
+    if not text.isdecimal() or not 0 < int(text) <= _LAST_PORT:
+        sys.exit(f"PORT must be a number from 1 to {_LAST_PORT}, got {text!r}")
+    return text
 
 
 def _announce_when_ready(service: Service) -> None:

@@ -380,7 +380,8 @@ class EmbeddedEngine:
         return not self._dead
 
     def load(self) -> Load:
-        return self._figures.load()
+        # What the scheduler said last is no longer so once it is gone.
+        return Load() if self._dead else self._figures.load()
 
     async def close(self) -> None:
         self._dead = True

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from proxy.gateway import GATEWAY
 from proxy.generation import parse, receive
-from translators.errors import IncompleteGeneration
+from translators.errors import UnknownRequest
 from translators.request import required_id
 
 ROUTE: Final = "stopInfer"
@@ -22,6 +22,6 @@ async def stop_infer(request: web.Request) -> web.StreamResponse:
         _, body = await receive(gateway, request, request.match_info["model"])
         document = await parse(gateway, body)
         if not await gateway.stop(required_id(document)):
-            raise IncompleteGeneration("there is no live request with this id")
+            raise UnknownRequest("there is no live request with this id")
         account.succeeded()
         return web.Response(body=orjson.dumps(document), content_type="application/json")

@@ -20,8 +20,9 @@ import proxy.lifecycle
 from proxy.engines.base import Engine, ModelInfo
 from proxy.engines.stub import StubEngine
 from proxy.gateway import State
-from proxy.lifecycle import EXIT_BIND, EXIT_ENGINE, EXIT_OK, EXIT_USAGE, Process, load_embedded
+from proxy.lifecycle import EXIT_BIND, EXIT_ENGINE, EXIT_OK, EXIT_USAGE, Process, load_embedded, run
 from proxy.listeners import Bound, bind
+from proxy.logs import kept
 from proxy.settings import Settings, SettingsError
 from tests.proxy.without_vllm import without_vllm
 from tests.support import (
@@ -356,9 +357,12 @@ async def test_a_request_that_the_engine_is_taking_is_part_of_the_drain() -> Non
         assert await serving == EXIT_OK
 
 
-async def test_without_a_model_nothing_is_loaded() -> None:
-    with pytest.raises(SettingsError, match="MODEL is missing"):
-        await load_embedded(settings(), None, ["--dtype", "float32"])
+def test_without_a_model_nothing_is_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    with kept(), socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        # Were it to bind, that would fail, and the code were another.
+        assert run(Settings(port=port), None, ["--dtype", "float32"]) == EXIT_USAGE
+    assert "MODEL is missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [["--model", "m"], ["--model=m"], ["--config", "f.yaml"]])

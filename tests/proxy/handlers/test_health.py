@@ -31,6 +31,36 @@ LIVE = request_bytes(b"", "/v2/health/live", method="GET")
 BODY = {"text_input": "one two", "parameters": {"max_new_tokens": 2}}
 
 
+async def test_tokens_of_clients_show_that_a_full_engine_works() -> None:
+    """Its places are all taken, so that the probe's own request waits for one."""
+    gates = [asyncio.Event(), asyncio.Event()]
+
+    async def one_token_each(request: EngineRequest) -> AsyncIterator[Token]:
+        if request.text == "Hello":
+            await asyncio.Event().wait()
+        for gate in gates:
+            await gate.wait()
+            yield token("x")
+        await asyncio.Event().wait()
+
+    async with (
+        serving(StubEngine(one_token_each)) as running,
+        connection(running.port) as client,
+        connection(running.port) as prober,
+    ):
+        client.send(request_bytes(generate_body()))
+        gates[0].set()
+        await client.head()
+        await client.chunk()
+        # A token from before the probe shows nothing.
+        assert (await get(running.port, "/health/timed-1")).status == 503
+        prober.send(get_bytes("/health/timed-30"))
+        await eventually(lambda: len(running.engine.submitted) == 3)
+        gates[1].set()
+        assert (await prober.response()).status == 200
+        await eventually(lambda: len(running.engine.live) == 1)
+
+
 async def test_an_engine_that_is_away_is_not_ready_and_may_come_back() -> None:
     engine = StubEngine()
     async with serving(engine) as running:
