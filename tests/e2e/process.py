@@ -84,6 +84,11 @@ class GatewayProcess:
         self.children()
         self._process.send_signal(signal.SIGTERM)
 
+    def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
+        """Ctrl-C at its terminal: a signal to all of its process group."""
+        self.children()
+        os.killpg(self.pid, number)
+
     async def exit_code(self) -> int:
         """Wait for its end."""
         async with asyncio.timeout(ENDS_WITHIN):
@@ -126,6 +131,8 @@ async def serve_process(*words: str, environment: dict[str, str]) -> AsyncIterat
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         limit=2**20,
+        # As a shell starts it: Ctrl-C is for this group.
+        process_group=0,
     )
     started = GatewayProcess(process)
     try:

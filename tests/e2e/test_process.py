@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,12 @@ async def test_a_process_told_to_stay_lives_on_without_an_engine(herd: Herd) -> 
 
 
 async def test_sigterm_lets_a_stream_finish_and_refuses_new_work(herd: Herd) -> None:
+    """Also when it reaches the whole process group, as Ctrl-C does."""
     process = herd.draining
     port = await process.ready()
     async with streaming(port, PROMPT, **ENDLESS | {"max_new_tokens": 2000}) as stream:
         await stream.frame()
-        process.terminate()
+        process.interrupt(signal.SIGTERM)
         await process.says(b"state: the server is shutting down")
         assert (await post(port, {"text_input": PROMPT})).status == 503
         assert (await health(port, "ready")).status == 503
@@ -86,7 +88,7 @@ async def test_sigterm_lets_a_stream_finish_and_refuses_new_work(herd: Herd) -> 
     await process.leaves_nothing()
 
 
-async def test_sigterm_while_the_engine_starts_leaves_nothing(
+async def test_ctrl_c_while_the_engine_starts_leaves_nothing(
     tiny_model: Path, engine_environment: dict[str, str]
 ) -> None:
     async with gateway_process(tiny_model, *ROOMY, environment=engine_environment) as process:
@@ -94,9 +96,10 @@ async def test_sigterm_while_the_engine_starts_leaves_nothing(
         assert (await health(port, "live")).status == 200
         assert (await health(port, "ready")).status == 503
         await eventually(lambda: bool(process.children()), within=60.0, what="it has a child")
-        process.terminate()
+        process.interrupt()
         assert await process.exit_code() == 0
         await process.leaves_nothing()
+        assert b"Traceback" not in process.output
 
 
 async def test_preempted_requests_go_on_where_they_were(herd: Herd) -> None:
