@@ -73,6 +73,8 @@ HANDLES: Final = (
     Handle("embedded", "model", MODEL_CONFIG),
     Handle("embedded", "scheduler", SCHEDULER_CONFIG, "_describe"),
     Handle("embedded", "iteration", ITERATION_STATS),
+    Handle("embedded", "inputs", "vllm.v1.engine.input_processor.InputProcessor"),
+    Handle("embedded", "self._engine.vllm_config.model_config", MODEL_CONFIG),
     Handle("embedded_openai", "engine", ASYNC_LLM),
     Handle("media_prompt", "engine", ASYNC_LLM),
     Handle("media_prompt", "engine.vllm_config", VLLM_CONFIG),
@@ -161,6 +163,7 @@ IMPORTED: Final = (
     "vllm.multimodal.media.MediaConnector",
     "vllm.renderers.inputs.preprocess.extract_prompt_components",
     "vllm.renderers.params.ChatParams",
+    "vllm.transformers_utils.processor.get_video_processor_cls_name",
     "vllm.tool_parsers.ToolParserManager",
 )
 """What our code imports by name: the test finds them in the source and compares."""

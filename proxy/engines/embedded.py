@@ -204,7 +204,8 @@ class EmbeddedEngine:
             return AsyncLLMEngine.from_engine_args(self._args, stat_loggers=[factory])
 
     def _make_prompts(self) -> MediaPrompts | None:
-        if not self._engine.vllm_config.model_config.supports_multimodal_inputs:
+        inputs = self._engine.input_processor
+        if not inputs.supports_mm_inputs:
             return None
         return MediaPrompts(self._engine, _media_tools(), self._media_prompt, self._max_pixels)
 
@@ -428,6 +429,7 @@ def _media_tools() -> Tools:
     from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
     from vllm.renderers.inputs.preprocess import extract_prompt_components
     from vllm.renderers.params import ChatParams
+    from vllm.transformers_utils.processor import get_video_processor_cls_name
 
     configured = os.environ.get("VLLM_MEDIA_CONNECTOR", CONNECTOR_NAME)
     if configured != CONNECTOR_NAME:
@@ -439,6 +441,7 @@ def _media_tools() -> Tools:
         chat_params=ChatParams,
         components=extract_prompt_components,
         model_class=get_model_cls,
+        video_processor=get_video_processor_cls_name,
     )
 
 

@@ -53,6 +53,8 @@ class Tools:
     """(model config, engine input) to its text and tokens."""
     model_class: Callable[[Any], Any]
     """The class of a model, which knows its placeholders."""
+    video_processor: Callable[[Any], str | None]
+    """What processes a model's videos, and with that which frames are taken of them."""
 
 
 class MediaTable:
@@ -183,13 +185,18 @@ class MediaPrompts:
                 text.append(part)
                 continue
             kind, url = part
-            load = getattr(self._connector, f"fetch_{kind.value}_async")
-            media[kind.value].append(await load(url))
+            media[kind.value].append(await self._fetched(kind, url))
             place = model_class.get_placeholder_str(kind.value, len(media[kind.value]))
             text.append(place or "")
         prompt = {"prompt": "".join(text), "multi_modal_data": dict(media)}
         rendered = await self._renderer.render_cmpl_async([prompt], skip_mm_cache=True)
         return rendered[0]
+
+    async def _fetched(self, kind: MediaKind, url: str) -> Any:
+        fetch = getattr(self._connector, f"fetch_{kind.value}_async")
+        if kind is MediaKind.VIDEO:
+            return await fetch(url, video_processor=self._tools.video_processor(self._model))
+        return await fetch(url)
 
 
 def _user_message(shown: Sequence[str | tuple[MediaKind, str]]) -> dict[str, Any]:

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from proxy.media.content import Content, Medium
 from tests.e2e.support import without_times
 from tests.support import RawResponse, RunningGateway, connection, read_response, request_bytes
+from translators.media_formats import HEAD_BYTES, sniff
 
 if TYPE_CHECKING:
     from tests.multimodal.engine import Noted, NotingEngine
@@ -183,3 +185,10 @@ def with_bytes(png: bytes, at: int, data: bytes) -> bytes:
     (size,) = struct.unpack(">I", png[33:37])
     chunk = png[37:at] + data + png[at + len(data) : 41 + size]
     return png[:37] + chunk + struct.pack(">I", zlib.crc32(chunk)) + png[45 + size :]
+
+
+def medium(data: bytes) -> Medium:
+    """A fetched medium, the second part of its request."""
+    file_format = sniff(data[:HEAD_BYTES])
+    assert file_format is not None
+    return Medium(1, file_format.kind, file_format, Content(len(data), memory=data))

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.engines.embedded import _media_tools
 from proxy.engines.media_prompt import MediaPrompts
-from proxy.media.content import Content, Medium, PromptPart
+from proxy.media.content import PromptPart
 from tests.e2e.support import without_times
 from tests.media_support import HOST, FakeDns, data_url, image, media_host, open_files, serves, text
 from tests.multimodal.support import (
@@ -20,13 +20,13 @@ from tests.multimodal.support import (
     Gateway,
     Seeing,
     encoded,
+    medium,
     picture,
     with_bytes,
     with_size,
 )
 from tests.support import connection, eventually, request_bytes
 from translators.media import TextPart
-from translators.media_formats import HEAD_BYTES, sniff
 
 pytestmark = MULTIMODAL
 
@@ -258,9 +258,3 @@ async def test_what_the_server_refuses_leaves_it_alive(sidecar: Gateway) -> None
     assert response.status == 422
     assert response.json["error"].startswith('"text_input[1]" holds audio')
     assert await sidecar.text(text("?"), red)
-
-
-def medium(data: bytes) -> Medium:
-    file_format = sniff(data[:HEAD_BYTES])
-    assert file_format is not None
-    return Medium(1, file_format.kind, file_format, Content(len(data), memory=data))

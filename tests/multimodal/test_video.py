@@ -6,8 +6,20 @@ from typing import Any
 
 import pytest
 
+from proxy.engines.media_prompt import MediaPrompts
 from tests.media_support import data_url, image, mp4, text
-from tests.multimodal.support import BLUE, MULTIMODAL, RED, Gateway, Seeing, encoded, film, picture
+from tests.multimodal.support import (
+    BLUE,
+    MULTIMODAL,
+    RED,
+    Gateway,
+    Seeing,
+    encoded,
+    film,
+    medium,
+    picture,
+)
+from translators.media import TextPart
 from translators.media_formats import MediaKind
 
 pytestmark = MULTIMODAL
@@ -30,6 +42,57 @@ async def test_different_films_give_different_tokens_and_the_same_the_same(seein
     assert await seeing.tokens(question, video(film(RED))) == red
     assert await seeing.tokens(question, video(film(BLUE))) != red
     assert await seeing.tokens(question) != red
+
+
+@pytest.mark.parametrize("colour", [RED, BLUE])
+async def test_prompt_and_tokens_are_those_of_vllm_driven_directly(
+    seeing: Seeing, colour: tuple[int, int, int]
+) -> None:
+    """The template names images and videos; vLLM gets the picture and the frames themselves."""
+    shown, moving = picture(colour), film(colour)
+    await seeing.tokens(
+        text("What?"), image(data_url(encoded(shown))), video(moving), text(" is it")
+    )
+    content = [
+        {"type": "text", "text": "What?"},
+        {"type": "image"},
+        {"type": "video"},
+        {"type": "text", "text": " is it"},
+    ]
+    direct = await seeing.direct(
+        seeing.in_template(content), image=shown, video=[frames(seeing, moving)]
+    )
+    assert seeing.engine.noted[-1] == direct
+
+
+async def test_plain_prompts_take_the_same_frames(seeing: Seeing) -> None:
+    from proxy.engines.embedded import _media_tools
+
+    moving = film(RED)
+    plain = MediaPrompts(seeing.llm, _media_tools(), "plain", 10**8)
+    try:
+        prompt = await plain.prepare([TextPart("What?"), medium(moving)])
+    finally:
+        # It has taken the place of the engine's own connector.
+        seeing.engine._prompts = seeing.engine._make_prompts()
+    await seeing.tokens(text("What?"), video(moving))
+    places = [
+        ids.count(seeing.llm.get_tokenizer().convert_tokens_to_ids("<|video_pad|>"))
+        for ids in (prompt.ids, seeing.engine.noted[-1].prompt)
+    ]
+    assert places == [places[0]] * 2
+    assert places[0]
+
+
+def frames(seeing: Seeing, data: bytes) -> Any:
+    """The frames that vLLM's own loader takes of a film for this model."""
+    from vllm.multimodal.media import MediaConnector
+    from vllm.transformers_utils.processor import get_video_processor_cls_name
+
+    config = seeing.llm.vllm_config.model_config
+    connector = MediaConnector(media_io_kwargs=config.multimodal_config.media_io_kwargs)
+    processor = get_video_processor_cls_name(config)
+    return connector.fetch_video(data_url(data, "video/mp4"), video_processor=processor)
 
 
 async def test_the_sidecar_shows_the_same_frames(seeing: Seeing, sidecar: Gateway) -> None:
