@@ -35,7 +35,7 @@ class Connection(Protocol):
 class FrameWriter:
     """The body of one streamed response."""
 
-    __slots__ = ("_chunked", "_request", "_response", "_write_timeout", "_writer")
+    __slots__ = ("_chunked", "_request", "_response", "_transport", "_write_timeout", "_writer")
 
     def __init__(self, request: web.Request, *, write_timeout: float) -> None:
         self._request = request
@@ -55,13 +55,18 @@ class FrameWriter:
         except ConnectionError:
             raise ClientGone from None
         self._writer = writer
+        transport = self._request.transport
+        if transport is None:
+            raise ClientGone
+        # Kept, because aiohttp's way to it costs more than a frame's own; it knows when it is lost.
+        self._transport = transport
 
     async def send(self, frames: Sequence[bytes]) -> None:
         """Write frames; wait while the client's socket is full.
 
         Raises ClientGone when the client has left or exceeds the write timeout.
         """
-        transport = self._transport()
+        transport = self._open_transport()
         if self._chunked:
             transport.write(b"".join([b"%x\r\n%b\r\n" % (len(f), f) for f in frames]))
         else:
@@ -72,21 +77,17 @@ class FrameWriter:
     @property
     def clear(self) -> bool:
         """Whether `put` may be called: the client is there and takes what it gets."""
-        transport = self._request.transport
-        return (
-            transport is not None
-            and not transport.is_closing()
-            and transport.get_write_buffer_size() <= HIGH_WATER
-        )
+        transport = self._transport
+        return not transport.is_closing() and transport.get_write_buffer_size() <= HIGH_WATER
 
     def put(self, frame: bytes) -> None:
         """Write one frame at once. Only while `clear`."""
-        transport = self._transport()
-        transport.write(b"%x\r\n%b\r\n" % (len(frame), frame) if self._chunked else frame)
+        data = b"%x\r\n%b\r\n" % (len(frame), frame) if self._chunked else frame
+        self._transport.write(data)
 
     async def finish(self) -> web.StreamResponse:
         """End the response as a success. Raises ClientGone as `send` does."""
-        await self._in_time(self._transport(), self._response.write_eof())
+        await self._in_time(self._open_transport(), self._response.write_eof())
         return self._response
 
     def drop(self) -> web.StreamResponse:
@@ -104,8 +105,7 @@ class FrameWriter:
         except ConnectionError:
             raise ClientGone from None
 
-    def _transport(self) -> asyncio.Transport:
-        transport = self._request.transport
-        if transport is None or transport.is_closing():
+    def _open_transport(self) -> asyncio.Transport:
+        if self._transport.is_closing():
             raise ClientGone
-        return transport
+        return self._transport
