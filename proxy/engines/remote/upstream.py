@@ -115,7 +115,7 @@ class Upstream:
         log.info("%s takes work", self.name)
 
     async def _read_gauges(self) -> None:
-        before = self._decoding
+        decoding, outstanding = self._decoding, self.outstanding
         try:
             page = await self.client.ask("GET", "/metrics", within=_CHECK_WITHIN)
         except (GatewayError, AnswerTooLargeError):
@@ -124,7 +124,9 @@ class Upstream:
             return
         gauges = read_gauges(page)
         if gauges is not None:
-            self._note(gauges, max(before, self._decoding))
+            # Those before their first token run there as well, unless they wait.
+            begun = max(outstanding, self.outstanding) - gauges.waiting
+            self._note(gauges, max(decoding, self._decoding, begun))
         self.gauges = gauges
 
     def _note(self, gauges: Gauges, own: int) -> None:

@@ -352,6 +352,29 @@ async def test_the_batch_is_ours_and_what_the_server_shows_of_others() -> None:
         assert frame_json(await third.chunk())["details"]["batch_size"] in (6, 7)
 
 
+async def test_a_request_before_its_first_token_is_none_of_the_others() -> None:
+    """The server counts it as running while it still reads its prompt."""
+    read = asyncio.Event()
+
+    async def slow_start(call: Call) -> None:
+        await call.send(EVENT_STREAM)
+        await read.wait()
+        await call.event(call.tokens([300], "one", reason="length", first=True))
+        await call.end()
+
+    async with (
+        fake_vllm(names=(MODEL,), metrics=METRICS, answer=slow_start) as server,
+        sidecar(server) as opened,
+        connection(opened.port) as client,
+    ):
+        client.send(request_bytes(BODY))
+        await client.head()
+        server.metrics = figures(num_requests_running=1)
+        await eventually(lambda: opened.engine.load().running == 1)
+        read.set()
+        assert frame_json(await client.chunk())["details"]["batch_size"] == 1
+
+
 async def test_first_token_and_inter_token_times_are_measured_here() -> None:
     async def answer(call: Call) -> None:
         await call.send(EVENT_STREAM)
