@@ -113,10 +113,19 @@ clean: ## Remove environments, models, logs and the tools' caches
 
 VENV_CLIENTS := .venv-clients
 
+# As promtool: unpacked, nothing of the system is changed.
+NGINX := .cache/nginx/usr/sbin/nginx
+$(NGINX):
+	@mkdir -p $(@D)
+	@if command -v nginx >/dev/null; then ln -sf "$$(command -v nginx)" $@; else \
+		cd .cache/nginx && { apt-get -qq download nginx || \
+		{ apt-get -qq update && apt-get -qq download nginx; }; } && \
+		dpkg -x nginx_*.deb . && rm nginx_*.deb; fi
+
 .PHONY: test-clients
-test-clients: everything ## Run clients that we did not write, with a real engine, in .venv-clients
+test-clients: everything $(NGINX) ## Run clients that we did not write, with a real engine, in .venv-clients
 	@sh deploy/local/clients_env.sh $(VENV_CLIENTS)
-	GATEWAY_COMMAND="$(CURDIR)/$(VENV)/bin/mindie-gateway" $(ENGINE_ENV) \
+	PATH="$(CURDIR)/$(dir $(NGINX)):$$PATH" GATEWAY_COMMAND="$(CURDIR)/$(VENV)/bin/mindie-gateway" $(ENGINE_ENV) \
 		$(VENV_CLIENTS)/bin/python -m pytest tests/clients --timeout 400 $(PYTEST_ARGS)
 
 .PHONY: bench

@@ -1,17 +1,13 @@
 #!/bin/sh
 # Makes the environment of the client tests: clients_env.sh FOLDER
 #
-# Runs in seconds when it is there already. nginx comes from Debian.
+# Runs in seconds when it is there already.
 set -eu
 folder=$1
 here=$(dirname "$0")
 stamp=$folder/.ready
 wanted=$(cat "$here/clients.txt" "$0" | cksum)
 
-if ! command -v nginx >/dev/null && ! [ -x /usr/sbin/nginx ]; then
-    echo "installing nginx"
-    apt-get update -qq && apt-get install -y -qq nginx-light >/dev/null
-fi
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
     exit 0
 fi
