@@ -164,9 +164,19 @@ class RemoteStream(TokenStream):
         if not self._is_plain:
             return block
         found, rest = self._layout.leading(block)
-        batch_size = self._source.batch_size() if found else 0
-        for token_id, text in found:
-            self._add(token_id, text, now, batch_size)
+        if found:
+            # They came together: the first has waited for all of them.
+            latency = now - self._previous
+            batch_size = self._source.batch_size()
+            for token_id, text in found:
+                self._pending.append(
+                    _token((token_id, text, latency, 0.0, batch_size, None, None, ()))
+                )
+                latency = 0.0
+                if not text or self._held:
+                    self._note_text(token_id, text)
+            self._count += len(found)
+            self._previous = self.last_push = now
         return rest
 
     @property
@@ -180,8 +190,11 @@ class RemoteStream(TokenStream):
         self._previous = self.last_push = now
 
     def _note(self, token_id: int, text: str) -> None:
-        """Count a token, and remember those that have shown no text yet."""
         self._count += 1
+        self._note_text(token_id, text)
+
+    def _note_text(self, token_id: int, text: str) -> None:
+        """Remember the tokens that have shown no text yet."""
         if not text:
             if len(self._held) < _HELD:
                 self._held.append(token_id)
