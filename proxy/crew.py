@@ -196,10 +196,22 @@ async def _exchange(address: bytes, asked: bytes) -> bytes:
 
 
 class Crew:
-    """The ties of one worker. `parent` is its line to the process that started it."""
+    """The ties of one worker. `parent` is its line to the process that started it.
 
-    def __init__(self, worker: Worker, exchange: Exchange, parent: socket.socket) -> None:
+    `engine` is its line to the process with the engines; None in front of an upstream.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        exchange: Exchange,
+        parent: socket.socket,
+        engine: socket.socket | None = None,
+    ) -> None:
         self.worker = worker
+        self.engine = engine
+        self.heard: Callable[[], float] = lambda: 0.0
+        """When this worker last heard from an engine that they share, monotonic seconds."""
         self.siblings = Siblings(worker, exchange)
         self._parent = parent
         exchange.close_others(worker)
@@ -209,22 +221,27 @@ class Crew:
         self._parent.send(ASK_STOP)
 
     def heed_parent(self, words: Mapping[bytes, Callable[[], None]]) -> None:
-        """Call `words[word]` for each word of the parent; b"" is its end.
+        """See the function."""
+        heed_parent(self._parent, words)
 
-        A worker heeds no signals: a terminal and systemd send them to every
-        process of a service, and then each would come twice.
-        """
-        self._parent.setblocking(False)
-        loop = asyncio.get_running_loop()
 
-        def hear() -> None:
-            said = self._parent.recv(64)
-            if not said:
-                loop.remove_reader(self._parent.fileno())
-            for word in _words(said):
-                words[word]()
+def heed_parent(parent: socket.socket, words: Mapping[bytes, Callable[[], None]]) -> None:
+    """Call `words[word]` for each word of the parent; b"" is its end.
 
-        loop.add_reader(self._parent.fileno(), hear)
+    Its children heed no signals: a terminal and systemd send them to every
+    process of a service, and then each would come twice.
+    """
+    parent.setblocking(False)
+    loop = asyncio.get_running_loop()
+
+    def hear() -> None:
+        said = parent.recv(64)
+        if not said:
+            loop.remove_reader(parent.fileno())
+        for word in _words(said):
+            words[word]()
+
+    loop.add_reader(parent.fileno(), hear)
 
 
 def _words(said: bytes) -> Sequence[bytes]:

@@ -76,6 +76,7 @@ class Gateway:
         self.siblings: Siblings | None = None
         """The other workers; None for a gateway of one process."""
         self._inherited: Figures = []
+        self._heard: Callable[[], float] = lambda: 0.0
         self.access = Access(worker)
         self.admission = Admission()
         self.bodies = BodyMemory(worker.part(settings.body_memory))
@@ -177,16 +178,20 @@ class Gateway:
     def _waiting(self) -> float:
         return self.admission.waiting + self._told_load().waiting
 
-    async def join(self, siblings: Siblings) -> None:
-        """Be one of several workers: answer the others, and ask them from now on."""
+    async def join(self, siblings: Siblings, heard: Callable[[], float] = lambda: 0.0) -> None:
+        """Be one of several workers: answer the others, and ask them from now on.
+
+        `heard` tells when this one last heard from an engine that they share.
+        """
         self.siblings = siblings
+        self._heard = heard
         self._inherited = inherited(siblings.own_deposit.left())
         await siblings.serve(
             {
                 "stop": self.live.stop,
                 "live": lambda _: len(self.live),
                 "ready": lambda _: [self.hindrance, self.admission.full],
-                "metrics": lambda _: self._page(),
+                "metrics": lambda _: [heard(), self._page()],
             }
         )
 
@@ -216,10 +221,15 @@ class Gateway:
             return self.metrics.render()
         answers = await self._ask("metrics")
         pages = [
-            lasting(deposit.left()) if page is None else page
-            for page, deposit in zip(answers, self.siblings.deposits, strict=True)
+            (self._heard(), self._page()),
+            *(
+                (-1.0, lasting(deposit.left())) if answer is None else answer
+                for answer, deposit in zip(answers, self.siblings.deposits, strict=True)
+            ),
         ]
-        return merged([self._page(), *pages], whole=None not in answers)
+        stamps = [heard for heard, _ in pages]
+        newest = stamps.index(max(stamps))
+        return merged([page for _, page in pages], newest=newest, whole=None not in answers)
 
     def _page(self) -> Figures:
         """This worker's figures. What was shown once is not lost, even if it dies now."""

@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Awaitable, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Final, NoReturn
 
 from proxy.app import build_app
 from proxy.children import kill_descendants
 from proxy.crew import ALONE, RELOAD, STOP, Crew
+from proxy.engine_host import EngineHost, Engines
 from proxy.engines.base import Engine
+from proxy.engines.engine_line import Board, EngineLine, Shared, tell
+from proxy.exit_codes import EXIT_BIND, EXIT_ENGINE, EXIT_OK, EXIT_USAGE
 from proxy.gateway import EngineFactory, Gateway, State
 from proxy.listeners import Bound, bind_all, bind_for_workers, close_all
-from proxy.logs import configure
+from proxy.logs import configure, kept
 from proxy.reload import Reloader
 from proxy.security import put_in_force
 from proxy.server import CLOSE_TIMEOUT, HttpServer, allow_open_files
 from proxy.settings import NO_VLLM, Settings, SettingsError
+from proxy.threads import in_thread
 from translators.errors import IncompleteGeneration, ServiceUnavailable
 
 log = logging.getLogger(__name__)
 
-EXIT_OK: Final = 0
-EXIT_ENGINE: Final = 1
-"""The engine died, or did not start."""
-EXIT_USAGE: Final = 2
-EXIT_BIND: Final = 3
-"""The address is taken or wrong."""
 _NAME_A_MODEL: Final = ("--model", "--config")
 """vLLM's own options that can stand for MODEL."""
 _LAST_WORDS: Final = 2.0
@@ -48,75 +49,136 @@ CLOSING: Final = _LAST_WORDS + CLOSE_TIMEOUT + _ENGINE_CLOSE
 
 def run(settings: Settings, model: str | None, engine_flags: list[str]) -> int:
     """Serve until a signal or the engine's death; returns the exit code."""
-    import uvloop
-
-    from proxy.workers import Supervisor
-
     configure(settings.log_level, settings.log_format)
     # In front of an upstream each client's stream has a connection of its own there.
     allow_open_files(settings.max_connections * (2 if settings.upstream else 1))
+    if not settings.upstream and not _names_a_model(model, engine_flags):
+        log.error("MODEL is missing: it stands right after `serve`")
+        return EXIT_USAGE
+    try:
+        if settings.workers > 1:
+            return _run_workers(settings, model, engine_flags, bind_for_workers(settings))
+        bound = bind_all(settings)
+    except OSError as error:
+        log.error("%s", error)
+        return EXIT_BIND
+    return _serve(settings, model, engine_flags, bound)
+
+
+def _run_workers(
+    settings: Settings, model: str | None, flags: list[str], rows: Sequence[Sequence[Bound]]
+) -> int:
+    """Be the parent of several processes that serve together."""
+    from proxy.workers import Supervisor
+
+    board = Board(settings.workers)
+
+    def serve(crew: Crew, bound: Sequence[Bound]) -> int:
+        return _serve(settings, model, flags, bound, crew, board)
+
+    def host(parent: socket.socket, lines: Sequence[socket.socket]) -> int:
+        return _host_engines(model, flags, parent, lines)
+
+    _announce(rows[0], settings)
+    grace = settings.pre_stop_wait + settings.drain_timeout + CLOSING + _PARENTS_PATIENCE
+    own = None if settings.upstream else host
+    return Supervisor(rows, serve, _end_now, grace, own).run()
+
+
+def _serve(
+    settings: Settings,
+    model: str | None,
+    flags: list[str],
+    bound: Sequence[Bound],
+    crew: Crew | None = None,
+    board: Board | None = None,
+) -> int:
+    """Be the only process that serves, or one of several."""
+    import uvloop
+
+    line = None
+    if crew is not None and crew.engine is not None and board is not None:
+        line = EngineLine(crew.engine, crew.worker, board)
+        crew.heard = line.heard
 
     async def make_engine() -> Engine:
         if settings.upstream:
             from proxy.engines.remote.from_settings import remote_engine
 
-            return remote_engine(settings, model, engine_flags)
-        return await load_embedded(settings, model, engine_flags)
+            return remote_engine(settings, model, flags)
+        return await load_embedded(settings, model, flags, line)
 
-    def serve(crew: Crew | None, bound: Sequence[Bound]) -> int:
-        try:
-            process = Process(settings, make_engine, crew)
-        except SettingsError as error:
-            close_all(bound)
-            log.error("%s", error)
-            return EXIT_USAGE
-        code = uvloop.run(process.serve(*bound))
-        _leave(code)
-        return code
-
-    if not settings.upstream and not _names_a_model(model, engine_flags):
-        log.error("MODEL is missing: it stands right after `serve`")
-        return EXIT_USAGE
     try:
-        rows = bind_for_workers(settings) if settings.workers > 1 else [bind_all(settings)]
-    except OSError as error:
+        process = Process(settings, make_engine, crew)
+    except SettingsError as error:
+        close_all(bound)
         log.error("%s", error)
-        return EXIT_BIND
-    if len(rows) == 1:
-        return serve(None, rows[0])
-    _announce(rows[0], settings)
-    grace = settings.pre_stop_wait + settings.drain_timeout + CLOSING
-    return Supervisor(rows, serve, _end_now, grace + _PARENTS_PATIENCE).run()
+        return EXIT_USAGE
+    code = uvloop.run(process.serve(*bound))
+    _leave(code)
+    return code
+
+
+def _host_engines(
+    model: str | None, flags: list[str], parent: socket.socket, lines: Sequence[socket.socket]
+) -> int:
+    """Be the process that has the engines, for several workers."""
+    import uvloop
+
+    def start() -> Engines:
+        with kept():
+            embedded = _embedded()
+            args = embedded.parse_options(model, flags).engine
+            engines: Engines = embedded.EngineProcesses(args, len(lines), partial(tell, lines))
+            return engines
+
+    host = EngineHost(start, parent, lines)
+    code = uvloop.run(host.run(partial(_end_now, EXIT_ENGINE)))
+    _leave(code)
+    return code
 
 
 def _names_a_model(model: str | None, flags: Sequence[str]) -> bool:
     return model is not None or any(flag.partition("=")[0] in _NAME_A_MODEL for flag in flags)
 
 
-async def load_embedded(settings: Settings, model: str | None, flags: list[str]) -> Engine:
-    """Import vLLM beside the running loop, since it takes long, and make its engine."""
-    from proxy.threads import in_thread
+def _embedded() -> ModuleType:
+    """The module with vLLM, whose import takes long. SettingsError where there is none."""
+    try:
+        return importlib.import_module("proxy.engines.embedded")
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        raise SettingsError(NO_VLLM) from None
 
-    def load() -> Engine:
-        try:
-            from proxy.engines.embedded import EmbeddedEngine, parse_options
-        except ModuleNotFoundError as error:
-            if error.name != "vllm":
-                raise
-            raise SettingsError(NO_VLLM) from None
-        options = parse_options(model, flags)
+
+async def load_embedded(
+    settings: Settings, model: str | None, flags: list[str], line: EngineLine | None = None
+) -> Engine:
+    """Import vLLM beside the running loop, since it takes long, and make its engine.
+
+    With a `line` it is that of another process, which it waits for.
+    """
+    embedded = await in_thread(_embedded)
+    # What is wrong with the options the other process says, and once is enough.
+    addresses = None if line is None else await line.addresses()
+
+    def make() -> Engine:
+        options = embedded.parse_options(model, flags)
         if options.openai and not settings.openai_api:
             names = ", ".join(options.openai)
             raise SettingsError(f"without the OpenAI API these have no effect: {names}")
-        return EmbeddedEngine(
+        engine: Engine = embedded.EmbeddedEngine(
             options.engine,
             direct_tokens=settings.token_path == "direct",
             media_prompt=settings.media_prompt,
             max_pixels=settings.media_max_pixels,
             openai=options.openai if settings.openai_api else None,
+            shared=None if addresses is None or line is None else Shared(line, addresses),
         )
+        return engine
 
-    return await in_thread(load)
+    return await in_thread(make)
 
 
 class Process:
@@ -148,7 +210,7 @@ class Process:
             self._listen_to_signals()
         else:
             self._listen_to_parent(self.crew)
-            await self.gateway.join(self.crew.siblings)
+            await self.gateway.join(self.crew.siblings, self.crew.heard)
         await self.server.start(*bound)
         if self.crew is None:
             _announce(bound, self.settings)

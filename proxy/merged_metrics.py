@@ -1,7 +1,8 @@
 """One metrics page of several workers.
 
 Each worker tells its figures; what is the engine's, and so the same for all, only
-the first one tells. So nearly everything is a sum. `_RULES` has the others.
+the first one tells. So nearly everything is a sum. `_RULES` has the others. vLLM's own
+gauges are those of the worker that heard from the engine last.
 
 Counters never go back: what a worker had counted when it died goes on with the
 one that takes its place, and the requests that died with it have failed.
@@ -33,6 +34,7 @@ _RULES: Final[dict[str, Callable[[Iterable[float]], float]]] = {
 
 _RECEIVED_HERE: Final = "mindie_gateway_requests_received_total"
 _FINISHED_HERE: Final = "mindie_gateway_requests_finished_total"
+_VLLM: Final = "vllm:"
 _PER_PLACE: Final = "mindie_gateway_worker_restarts"
 """A worker knows it by itself."""
 
@@ -53,9 +55,17 @@ def figures(*registries: CollectorRegistry) -> Figures:
     ]
 
 
-def merged(pages: Sequence[Figures], *, whole: bool) -> bytes:
-    """Prometheus text of all workers together. They are not ready unless it is `whole`."""
-    return generate_latest(_registry(pages, ready=whole))
+def merged(pages: Sequence[Figures], *, newest: int = 0, whole: bool) -> bytes:
+    """Prometheus text of all workers together. They are not ready unless it is `whole`.
+
+    `newest` is the page of the worker that heard from the engine last.
+    """
+    rest = [page if i == newest else _without_stale(page) for i, page in enumerate(pages)]
+    return generate_latest(_registry(rest, ready=whole))
+
+
+def _without_stale(page: Figures) -> Figures:
+    return [each for each in page if not (each[2] == "gauge" and each[0].startswith(_VLLM))]
 
 
 def lasting(page: Figures | None) -> Figures:

@@ -122,8 +122,8 @@ class Settings(BaseModel):
         1,
         ge=1,
         le=64,
-        description="Processes that share the addresses, each with its part of every limit; "
-        "needs upstream.",
+        description="Processes that share the addresses and the engine, each with its part of "
+        "every limit.",
     )
     upstream: tuple[str, ...] = Field(
         (),
@@ -387,8 +387,6 @@ class Settings(BaseModel):
         """Refuse what would have no effect."""
         if not self.upstream:
             _refuse_without("upstream", self, *_ONLY_WITH_UPSTREAM)
-            if self.workers > 1:
-                raise ValueError("more than one of workers needs upstream")
         if self.deprecation == "off":
             _refuse_without("deprecation", self, "sunset", "deprecation_link")
         elif self.sunset is not None and self.sunset < self.deprecation:

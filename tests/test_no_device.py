@@ -15,6 +15,7 @@ WIRE_WORDS = ("metadata.py", "mindie_metrics.py")
 ALLOWED = {
     "cpu_kv_cache_bytes": "host memory for the cache, whatever the device",
     "num_gpu_blocks": "vLLM's name for the cache's blocks, whatever the device",
+    "torch_shm": "vLLM's name for a way of media to its engine, whatever the device",
     "torch.": "how vLLM spells a dtype",
     "RLIMIT_CPU": "the kernel's name for time to compute",
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,13 +70,15 @@ def nodes() -> Iterator[ast.AST]:
 
 def imports() -> Iterator[str]:
     """The names of vLLM in our modules, dotted: imported, or got from a module of it."""
+    modules = {part for name in asked_for() for part in accumulate(name.split("."), "{}.{}".format)}
     for node in nodes():
         match node:
             case ast.ImportFrom(module=str(module)) if module.split(".")[0] == "vllm":
                 yield from (f"{module}.{alias.name}" for alias in node.names)
             case ast.Attribute(value=ast.Attribute() as parent, attr=attr):
-                if ast.unparse(parent).startswith("vllm."):
-                    yield f"{ast.unparse(parent)}.{attr}"
+                dotted = f"{ast.unparse(parent)}.{attr}"
+                if dotted.startswith("vllm.") and dotted not in modules:
+                    yield dotted
 
 
 def asked_for() -> Iterator[str]:
@@ -224,6 +227,18 @@ def test_what_is_optional_is_missing_somewhere(name: str) -> None:
     present = [version for version in VERSIONS if name in load(version)]
     assert present, "no supported version has it"
     assert present != list(VERSIONS), "every supported version has it: use it directly"
+
+
+def test_a_launch_has_what_it_is_asked_for() -> None:
+    asked = {
+        node.attr
+        for node in ast.walk(parsed("embedded"))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "launched"
+    }
+    assert asked
+    name = "vllm.v1.engine.utils.CoreEngineLaunch"
+    for shape in (load(version).get(name) for version in VERSIONS):
+        assert shape is None or asked <= shape["members"].keys()
 
 
 def test_the_record_of_the_installed_vllm_is_true() -> None:

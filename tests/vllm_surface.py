@@ -33,6 +33,7 @@ VLLM_CONFIG: Final = "vllm.config.VllmConfig"
 MODEL_CONFIG: Final = "vllm.config.ModelConfig"
 PARALLEL_CONFIG: Final = "vllm.config.ParallelConfig"
 SCHEDULER_CONFIG: Final = "vllm.config.SchedulerConfig"
+ENGINE_UTILS: Final = "vllm.v1.engine.utils"
 CACHE_CONFIG: Final = "vllm.config.CacheConfig"
 DEVICE_CONFIG: Final = "vllm.config.DeviceConfig"
 PREFIX_CACHE_STATS: Final = "vllm.v1.metrics.stats.PrefixCacheStats"
@@ -75,6 +76,15 @@ HANDLES: Final = (
     Handle("embedded", "iteration", ITERATION_STATS),
     Handle("embedded", "inputs", "vllm.v1.engine.input_processor.InputProcessor"),
     Handle("embedded", "self._engine.vllm_config.model_config", MODEL_CONFIG),
+    Handle("embedded", "config", VLLM_CONFIG, "_check_shareable"),
+    Handle("embedded", "parallel", PARALLEL_CONFIG),
+    Handle("embedded", "media", "vllm.config.MultiModalConfig", "_check_shareable"),
+    Handle("embedded", "Executor", "vllm.v1.executor.Executor"),
+    Handle("embedded", "UsageContext", "vllm.usage.usage_lib.UsageContext"),
+    Handle("embedded", "addresses", f"{ENGINE_UTILS}.EngineZmqAddresses"),
+    Handle("embedded", "self._manager", f"{ENGINE_UTILS}.CoreEngineProcManager"),
+    Handle("embedded", "self._coordinator", "vllm.v1.engine.coordinator.DPCoordinator"),
+    Handle("embedded", "coordinator", "vllm.v1.engine.coordinator.DPCoordinator"),
     Handle("embedded_openai", "engine", ASYNC_LLM),
     Handle("media_prompt", "engine", ASYNC_LLM),
     Handle("media_prompt", "engine.vllm_config", VLLM_CONFIG),
@@ -143,6 +153,7 @@ OVERRIDES: Final = (
 OPTIONAL: Final = {
     "vllm.exceptions.GracefulHTTPError": "admission control, from 0.32 on",
     "vllm.exceptions.VLLMClientError": "the parent of refusals, from 0.32 on",
+    "vllm.v1.engine.utils.CoreEngineLaunch": "what launching engines gives, from 0.32 on",
 }
 """What only some versions have; our code asks for it with `getattr` and a default."""
 
@@ -154,6 +165,11 @@ IMPORTED: Final = (
     "vllm.sampling_params.RequestOutputKind",
     "vllm.utils.argparse_utils.FlexibleArgumentParser",
     "vllm.v1.engine.exceptions.EngineDeadError",
+    "vllm.v1.engine.utils.EngineZmqAddresses",
+    "vllm.v1.engine.utils.launch_core_engines",
+    "vllm.v1.executor.Executor",
+    "vllm.usage.usage_lib.UsageContext",
+    "vllm.utils.network_utils.get_open_zmq_ipc_path",
     "vllm.v1.metrics.loggers.StatLoggerBase",
     "vllm.v1.engine.EngineCoreEventType",
     "vllm.v1.engine.FinishReason",

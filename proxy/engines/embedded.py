@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import multiprocessing.connection
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -24,13 +25,18 @@ from typing import Any, Final, NamedTuple
 os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
 import vllm.exceptions
+import vllm.v1.engine.utils
 from vllm import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.utils.network_utils import get_open_zmq_ipc_path
 from vllm.v1.engine import EngineCoreEventType
 from vllm.v1.engine import FinishReason as VllmFinish
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.utils import EngineZmqAddresses, launch_core_engines
+from vllm.v1.executor import Executor
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from proxy.children import apart
@@ -39,6 +45,7 @@ from proxy.engines.base import EngineRequest, Load, ModelInfo, Prompt
 from proxy.engines.collector import CollectorReader
 from proxy.engines.detokenizer import make_detokenizer
 from proxy.engines.embedded_openai import add_openai_options, openai_api, openai_options
+from proxy.engines.engine_line import MAX_ENGINES, Shared, SharedFigures
 from proxy.engines.figures import SchedulerFigures
 from proxy.engines.media_prompt import CONNECTOR_NAME, MediaPrompts, Tools
 from proxy.engines.openai import OpenAIApi
@@ -71,6 +78,8 @@ _HEALTH_PERIOD: Final = 0.5
 """Seconds between looks at whether the engine's processes are alive."""
 _BUSY: Final = getattr(vllm.exceptions, "GracefulHTTPError", ())
 """vLLM's own admission control, from 0.32 on."""
+_LAUNCH: Final = getattr(vllm.v1.engine.utils, "CoreEngineLaunch", None)
+"""What launching engines gives, from 0.32 on; a tuple before."""
 _REFUSALS: Final = (
     vllm.exceptions.VLLMValidationError,
     getattr(vllm.exceptions, "VLLMClientError", vllm.exceptions.VLLMValidationError),
@@ -150,8 +159,12 @@ class EmbeddedEngine:
         media_prompt: str = "auto",
         max_pixels: int = 8192 * 8192,
         openai: Mapping[str, Any] | None = None,
+        shared: Shared | None = None,
     ) -> None:
-        """`openai` holds options of vLLM's OpenAI API; None leaves the API out."""
+        """`openai` holds options of vLLM's OpenAI API; None leaves the API out.
+
+        `shared` are engines of another process; None: there will be some in this one.
+        """
         self._args = args
         self._media_prompt = media_prompt
         self._max_pixels = max_pixels
@@ -160,7 +173,12 @@ class EmbeddedEngine:
         self._words = _Words()
         self._engine: Any = None
         self._tap: TokenTap | None = None
-        self._figures = SchedulerFigures()
+        self._shared = shared
+        self._figures = (
+            SchedulerFigures()
+            if shared is None
+            else SharedFigures(shared.line.board, shared.line.worker)
+        )
         self._tokenizer: Any = None
         self._spare_tokenizer: Any = None
         self._tokenizing = asyncio.Lock()
@@ -177,6 +195,8 @@ class EmbeddedEngine:
 
     async def _start(self, on_death: Callable[[str], None]) -> ModelInfo:
         self._on_death = on_death
+        if self._shared is not None:
+            self._keep(self._watch_line(self._shared))
         self._engine = await in_thread(self._make_engine)
         self._tokenizer = self._engine.get_tokenizer()
         if self._tokenizer is None:
@@ -200,8 +220,25 @@ class EmbeddedEngine:
 
     def _make_engine(self) -> Any:
         factory = partial(_StepListener, self._step_done)
+        if self._shared is not None:
+            return self._join(self._shared, factory)
         with apart():
             return AsyncLLMEngine.from_engine_args(self._args, stat_loggers=[factory])
+
+    def _join(self, shared: Shared, factory: Callable[..., Any]) -> Any:
+        """Be one of several clients of engines that run elsewhere."""
+        args, worker = self._args, shared.line.worker
+        args._api_process_count, args._api_process_rank = worker.count, worker.index
+        return AsyncLLMEngine.from_vllm_config(
+            args.create_engine_config(UsageContext.ENGINE_CONTEXT),
+            stat_loggers=[factory],
+            enable_log_requests=args.enable_log_requests,
+            aggregate_engine_logging=args.aggregate_engine_logging,
+            disable_log_stats=args.disable_log_stats,
+            client_addresses=dict(shared.addresses),
+            client_count=worker.count,
+            client_index=worker.index,
+        )
 
     def _make_prompts(self) -> MediaPrompts | None:
         inputs = self._engine.input_processor
@@ -363,13 +400,19 @@ class EmbeddedEngine:
         self._figures.preempted(engine_index, iteration.num_preempted_reqs)
         if self._tap is not None:
             running = self._figures.of(engine_index).running
-            # Those that ended with this step have left the scheduler already.
-            self._tap.step_done(running + len(iteration.finished_requests))
+            # Those that ended with this step have left the scheduler already. Where another
+            # client got its report, what is known is that of the step before.
+            ended = 0 if scheduler is None else len(iteration.finished_requests)
+            self._tap.step_done(running + ended)
 
     async def _watch_health(self) -> None:
         while not self._engine.errored:
             await asyncio.sleep(_HEALTH_PERIOD)
         self._died("the engine's process ended")
+
+    async def _watch_line(self, shared: Shared) -> None:
+        await shared.line.end()
+        self._died("the process of the engines ended")
 
     def _died(self, reason: str) -> None:
         if not self._dead:
@@ -399,6 +442,71 @@ class EmbeddedEngine:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+class EngineProcesses:
+    """vLLM's engines for several clients, as `--api-server-count` of its own server has them."""
+
+    def __init__(
+        self,
+        args: AsyncEngineArgs,
+        clients: int,
+        tell: Callable[[Sequence[Mapping[str, Any]]], None],
+    ) -> None:
+        """Returns once they run. `tell` gets each client's addresses before: they meet there."""
+        args._api_process_count, args._api_process_rank = clients, -1
+        config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+        _check_shareable(config)
+        addresses = EngineZmqAddresses(
+            inputs=[get_open_zmq_ipc_path() for _ in range(clients)],
+            outputs=[get_open_zmq_ipc_path() for _ in range(clients)],
+        )
+        stats = not args.disable_log_stats
+        executor = Executor.get_class(config)
+        with apart(), launch_core_engines(config, executor, stats, addresses) as launched:
+            if _LAUNCH is None:
+                self._manager, self._coordinator, *_ = launched
+            else:
+                self._manager, self._coordinator = launched.engine_manager, launched.coordinator
+            tell(_client_addresses(addresses, self._coordinator))
+
+    def wait(self) -> None:
+        """Until one of their processes has ended."""
+        sentinels = list(self._manager.sentinels())
+        if self._coordinator is not None:
+            sentinels.append(self._coordinator.proc.sentinel)
+        multiprocessing.connection.wait(sentinels)
+
+    def close(self) -> None:
+        self._manager.shutdown()
+        if self._coordinator is not None:
+            self._coordinator.shutdown()
+
+
+def _check_shareable(config: Any) -> None:
+    """SettingsError for what cannot be shared among processes, by vLLM or by us."""
+    parallel = config.parallel_config
+    engines = parallel.data_parallel_size
+    here = parallel.data_parallel_backend == "mp" and parallel.data_parallel_size_local == engines
+    if not here or parallel.data_parallel_rank != 0 or engines > MAX_ENGINES:
+        raise SettingsError("with workers all engines must run on this machine, by mp")
+    media = config.model_config.multimodal_config
+    if media is not None and media.mm_tensor_ipc == "torch_shm":
+        raise SettingsError("with workers --mm-tensor-ipc torch_shm does not work")
+    if os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "0").lower() in ("1", "true"):
+        raise SettingsError("with workers adapters cannot be loaded at runtime")
+
+
+def _client_addresses(addresses: Any, coordinator: Any) -> list[dict[str, str]]:
+    statistics = (
+        {}
+        if coordinator is None
+        else {"stats_update_address": coordinator.get_stats_publish_address()}
+    )
+    return [
+        {"input_address": entrance, "output_address": exit_, **statistics}
+        for entrance, exit_ in zip(addresses.inputs, addresses.outputs, strict=True)
+    ]
 
 
 class _StepListener(StatLoggerBase):

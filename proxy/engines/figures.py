@@ -36,11 +36,15 @@ class SchedulerFigures:
 
     def of(self, engine: int) -> Load:
         """One engine, by its index."""
+        return self._own(engine)
+
+    def _own(self, engine: int) -> Load:
+        """What was reported here."""
         return self._loads.get(engine, _IDLE)
 
     def scheduled(self, engine: int, report: SchedulerReport) -> None:
         """One report of one engine."""
-        before = self.of(engine)
+        before = self._own(engine)
         cache: PrefixCacheReport | None = report.prefix_cache_stats
         self._loads[engine] = Load(
             running=report.num_running_reqs,
@@ -54,7 +58,7 @@ class SchedulerFigures:
     def preempted(self, engine: int, requests: int) -> None:
         """An engine has put this many requests back into its queue."""
         if requests:
-            before = self.of(engine)
+            before = self._own(engine)
             self._loads[engine] = replace(before, preemptions=(before.preemptions or 0) + requests)
 
     def load(self) -> Load:

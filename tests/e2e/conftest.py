@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
@@ -15,6 +16,9 @@ from tests.e2e.remote import RemoteGateway, remote_gateway
 from tests.e2e.support import NAMES, RealGateway
 from tests.e2e.vllm_server import own_options, vllm_server
 from tests.support import MODEL, serving
+
+if TYPE_CHECKING:
+    from tests.e2e.shared import SharedPair
 
 MODELS = Path(__file__).parents[2] / ".cache" / "models"
 """Where `make models` puts them."""
@@ -80,6 +84,15 @@ async def remote(
         remote_gateway(url) as opened,
     ):
         yield opened
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared(model_path: Path, engine_environment: dict[str, str]) -> AsyncIterator[SharedPair]:
+    """Two clients of one engine, in this very process."""
+    from tests.e2e.shared import shared_pair
+
+    async with shared_pair(model_path, *ENGINE_FLAGS) as pair:
+        yield pair
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -75,6 +75,20 @@ class GatewayProcess:
         self._seen.update(descendants(self.pid))
         return [child for child in self._seen if child.lives()]
 
+    async def workers_ready(self, count: int) -> int:
+        """Wait until so many workers can take work; returns the port."""
+        async with asyncio.timeout(STARTS_WITHIN), self._lines:
+            await self._lines.wait_for(
+                lambda: self._silent or self.output.count(b"state: ready") == count
+            )
+        return await self.ready()
+
+    def worker(self, index: int) -> Descendant:
+        """The process of one of several workers."""
+        found = re.findall(rb"worker %d of \d+ has process (\d+)" % index, self.output)
+        (worker,) = (child for child in self.children() if child.pid == int(found[-1]))
+        return worker
+
     def engine(self) -> Descendant:
         """The process of vLLM's engine core."""
         (core,) = (child for child in self.children() if "EngineCore" in child.title())

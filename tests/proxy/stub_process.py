@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Final
 
 import proxy.lifecycle
 from proxy.cli import main
 from proxy.engines.base import Engine, EngineRequest, ModelInfo
+from proxy.engines.engine_line import EngineLine
 from proxy.engines.stub import StubEngine, echo
-from proxy.settings import Settings
+from proxy.settings import Settings, SettingsError
 from translators.tokens import Token
 
 
@@ -47,13 +50,52 @@ class NeverStarts(StubEngine):
 ENGINES: Final[dict[str, type[StubEngine]]] = {"obedient": Obedient, "never-starts": NeverStarts}
 
 
-async def load_stub(settings: Settings, model: str | None, flags: list[str]) -> Engine:
+class Hosted:
+    """Takes the place of vLLM's engines in a process of their own."""
+
+    def __init__(self, args: str, clients: int, tell: Callable[[list[dict[str, str]]], None]):
+        tell([{"input_address": "ipc://in"}] * clients)
+        self._over = threading.Event()
+        if args == "never-starts":
+            self._over.wait()
+
+    def wait(self) -> None:
+        self._over.wait()
+
+    def close(self) -> None:
+        self._over.set()
+
+
+def parse_options(model: str, flags: list[str]) -> SimpleNamespace:
+    if model not in ENGINES:
+        raise SettingsError("there is no such engine")
+    return SimpleNamespace(engine=model)
+
+
+async def load_stub(
+    settings: Settings, model: str | None, flags: list[str], line: EngineLine | None = None
+) -> Engine:
     """Takes the place of `load_embedded`."""
     assert model is not None
-    # Each makes its own script.
-    return ENGINES[model]()
+    if line is None:
+        # Each makes its own script.
+        return ENGINES[model]()
+    assert await line.addresses() == {"input_address": "ipc://in"}
+    engine = ENGINES[model]()
+    WATCHING.add(asyncio.create_task(_die_with(line, engine)))
+    return engine
 
+
+async def _die_with(line: EngineLine, engine: StubEngine) -> None:
+    await line.end()
+    engine.die("the process of the engines ended")
+
+
+WATCHING: Final[set[asyncio.Task[None]]] = set()
 
 if __name__ == "__main__":
     proxy.lifecycle.load_embedded = load_stub
+    proxy.lifecycle._embedded = lambda: SimpleNamespace(
+        parse_options=parse_options, EngineProcesses=Hosted
+    )
     sys.exit(main())

@@ -10,30 +10,24 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
 
 import orjson
 import pytest
 
-from proxy.lifecycle import EXIT_BIND, EXIT_OK, EXIT_USAGE
-from proxy.workers import EXIT_WORKERS, RESTARTS
+from proxy.exit_codes import EXIT_BIND, EXIT_ENGINE, EXIT_OK, EXIT_USAGE, EXIT_WORKERS
+from proxy.workers import RESTARTS
 from tests.fake_vllm import FakeVllm, fake_vllm
 from tests.proxy.test_lifecycle import WITHIN, Served, process
 from tests.support import (
     MODEL,
-    Connection,
-    connection,
     eventually,
-    frame_json,
     generate_body,
     get,
     get_bytes,
     post,
     request_bytes,
 )
-
-STOP_PATH: Final = f"/v2/models/{MODEL}/stopInfer"
-OUTCOMES: Final = ("succeeded", "failed", "cancelled", "refused")
+from tests.workers import STOP_PATH, at_worker, begin_stream, outcomes, total
 
 
 @asynccontextmanager
@@ -58,40 +52,6 @@ async def eventually_asked(port: int, path: str, wanted: Callable[[str, int], bo
             await asyncio.sleep(0.01)
 
 
-@asynccontextmanager
-async def at_worker(served: Served, index: int) -> AsyncIterator[Connection]:
-    """A connection to this one of two; the ids that they give tell them apart."""
-    while True:
-        async with connection(served.port) as client:
-            first = await client.ask(request_bytes(generate_body(tokens=1)))
-            if worker_of(first.frames[0]) == index:
-                yield client
-                return
-
-
-def worker_of(frame: dict[str, Any]) -> int:
-    return (int(frame["id"].removeprefix("endpoint_common_")) - 1) % 2
-
-
-async def begin_stream(client: Connection, client_id: str) -> None:
-    """A stream that has got its first token and waits for the next."""
-    client.send(request_bytes({**generate_body("one two three", 3), "id": client_id}))
-    await client.head()
-    assert frame_json(await client.chunk())["id"] == client_id
-
-
-def total(page: str, name: str, *labels: str) -> float:
-    """The sum of the samples with this name and all these words among their labels."""
-    lines = (line for line in page.splitlines() if re.match(rf"{name}[ {{]", line))
-    return sum(float(line.rpartition(" ")[2]) for line in lines if all(w in line for w in labels))
-
-
-def outcomes(page: str) -> dict[str, float]:
-    name = "mindie_gateway_requests_finished_total"
-    counts = {each: total(page, name, f'outcome="{each}"') for each in OUTCOMES}
-    return {outcome: count for outcome, count in counts.items() if count}
-
-
 def pid_of(served: Served, index: int) -> int:
     """The process that is this worker now."""
     return int(re.findall(rf"worker {index} of 2 has process (\d+)", served.log)[-1])
@@ -101,8 +61,8 @@ async def test_both_serve_and_every_one_shows_the_figures_of_all() -> None:
     async with (
         fake_vllm(names=(MODEL,)) as server,
         two_workers(server, "--mindie-metrics") as served,
-        at_worker(served, 0) as one,
-        at_worker(served, 1) as other,
+        at_worker(served.port, 0) as one,
+        at_worker(served.port, 1) as other,
     ):
         before = outcomes((await one.ask(get_bytes("/metrics"))).body.decode())["succeeded"]
         for client, number in ((one, 3), (other, 4)):
@@ -133,9 +93,9 @@ async def test_stop_infer_and_the_drain_reach_every_worker() -> None:
     async with (
         fake_vllm(names=(MODEL,)) as server,
         two_workers(server, "--management-port=0", "--stop-service") as served,
-        at_worker(served, 0) as one,
-        at_worker(served, 1) as other,
-        at_worker(served, 0) as third,
+        at_worker(served.port, 0) as one,
+        at_worker(served.port, 1) as other,
+        at_worker(served.port, 0) as third,
     ):
         server.gate.clear()
         await begin_stream(one, "first")
@@ -162,7 +122,7 @@ async def test_stop_infer_and_the_drain_reach_every_worker() -> None:
 
 async def test_a_worker_that_dies_is_started_anew_and_the_books_still_balance() -> None:
     async with fake_vllm(names=(MODEL,)) as server, two_workers(server) as served:
-        async with at_worker(served, 0) as one, at_worker(served, 1) as other:
+        async with at_worker(served.port, 0) as one, at_worker(served.port, 1) as other:
             server.gate.clear()
             await begin_stream(one, "lives")
             await begin_stream(other, "dies")
@@ -180,7 +140,7 @@ async def test_a_worker_that_dies_is_started_anew_and_the_books_still_balance() 
         received = total(page, "mindie_gateway_requests_received_total")
         assert received == total(before, "mindie_gateway_requests_received_total")
         assert "worker 1 died by signal 9" in served.log
-        async with at_worker(served, 1) as again:
+        async with at_worker(served.port, 1) as again:
             assert (await again.ask(request_bytes(generate_body()))).complete
 
 
@@ -202,7 +162,7 @@ async def test_signals_reach_all_and_the_second_one_ends_them_at_once(tmp_path: 
     async with (
         fake_vllm(names=(MODEL,)) as server,
         two_workers(server, f"--management-keys-file={keys}") as served,
-        at_worker(served, 1) as client,
+        at_worker(served.port, 1) as client,
     ):
         server.gate.clear()
         await begin_stream(client, "runs")
@@ -237,11 +197,11 @@ async def test_each_has_its_part_of_the_places_and_ready_means_that_one_is_free(
     async with (
         fake_vllm(names=(MODEL,)) as server,
         two_workers(server, *limits) as served,
-        at_worker(served, 1) as at_one,
-        at_worker(served, 0) as at_zero,
-        at_worker(served, 0) as queued,
-        at_worker(served, 0) as asking,
-        at_worker(served, 1) as refused,
+        at_worker(served.port, 1) as at_one,
+        at_worker(served.port, 0) as at_zero,
+        at_worker(served.port, 0) as queued,
+        at_worker(served.port, 0) as asking,
+        at_worker(served.port, 1) as refused,
     ):
         server.gate.clear()
         await begin_stream(at_one, "a")
@@ -273,3 +233,81 @@ async def test_what_is_wrong_for_one_is_wrong_for_all() -> None:
                 assert await late.exit_code() == EXIT_BIND
             slots = await get(served.port, f"/v2/models/{MODEL}/getSlotCount")
             assert orjson.loads(slots.body)["total_slots"] == 256
+
+
+# With an engine of their own, in a third process.
+
+
+@asynccontextmanager
+async def two_on_an_engine(
+    *arguments: str, model: str = "obedient", ready: int = 2
+) -> AsyncIterator[Served]:
+    async with process("--workers", "2", *arguments, model=model) as served:
+        await eventually(lambda: served.log.count("state: ready") >= ready, lambda: served.log)
+        yield served
+
+
+def pid_of_the_host(served: Served) -> int:
+    return int(re.findall(r"the engines have process (\d+)", served.log)[0])
+
+
+def request(text: str, tokens: int = 50) -> bytes:
+    return request_bytes(generate_body(text, tokens))
+
+
+async def test_the_engines_death_ends_the_streams_of_all_and_then_all() -> None:
+    async with (
+        two_on_an_engine() as served,
+        at_worker(served.port, 0) as one,
+        at_worker(served.port, 1) as other,
+    ):
+        for client in (one, other):
+            client.send(request("wait"))
+            await client.head()
+            assert await client.chunk()
+        os.kill(pid_of_the_host(served), signal.SIGKILL)
+        for client in (one, other):
+            rest = await client.response_body()
+            assert not rest.complete
+            assert rest.frames[-1]["err_msg"] == "the engine died"
+        assert await served.exit_code() == EXIT_ENGINE
+
+
+async def test_told_to_stay_they_answer_503_without_an_engine() -> None:
+    async with two_on_an_engine("--stay-after-engine-death") as served:
+        os.kill(pid_of_the_host(served), signal.SIGKILL)
+        await eventually(lambda: served.log.count("state: the engine has died") == 2)
+        assert (await post(served.port, generate_body())).status == 503
+        served.signal()
+        assert await served.exit_code() == EXIT_ENGINE
+
+
+async def test_nobody_takes_the_place_of_a_dead_worker_at_an_engine() -> None:
+    async with (
+        two_on_an_engine() as served,
+        at_worker(served.port, 0) as one,
+        at_worker(served.port, 1) as other,
+    ):
+        one.send(request("slowly"))
+        await one.head()
+        other.send(request("wait"))
+        await other.head()
+        os.kill(pid_of(served, 1), signal.SIGKILL)
+        assert not (await other.response_body()).complete
+        assert (await one.response_body()).complete
+        assert await served.exit_code() == EXIT_WORKERS
+        assert "nobody can take its place" in served.log
+
+
+async def test_engines_that_refuse_their_options_say_so_once() -> None:
+    async with two_on_an_engine(model="unheard-of", ready=0) as served:
+        assert await served.exit_code() == EXIT_USAGE
+        assert served.log.count("there is no such engine") == 1
+        assert "has died" not in served.log
+
+
+async def test_a_stop_while_the_engines_start_is_heeded_at_once() -> None:
+    async with two_on_an_engine(model="never-starts", ready=0) as served:
+        await served.says("worker 1 of 2 has process")
+        served.signal()
+        assert await served.exit_code() == EXIT_OK

@@ -1,0 +1,61 @@
+"""One engine with two clients, as two workers are, both in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from proxy.crew import Worker
+from proxy.engines.base import ModelInfo
+from proxy.engines.embedded import EmbeddedEngine, EngineProcesses, parse_engine_args
+from proxy.engines.engine_line import Board, EngineLine, Shared, tell
+
+CLIENTS = 2
+
+
+@dataclass(frozen=True)
+class SharedPair:
+    """Both clients; `info` is what the second one says."""
+
+    first: EmbeddedEngine
+    second: EmbeddedEngine
+    info: ModelInfo
+
+    def held(self) -> int:
+        """Requests that either client still knows."""
+        return sum(
+            len(engine._engine.output_processor.request_states)
+            for engine in (self.first, self.second)
+        )
+
+
+@asynccontextmanager
+async def shared_pair(model: Path, *flags: str) -> AsyncIterator[SharedPair]:
+    """Start an engine for two, and both."""
+    pairs = [socket.socketpair() for _ in range(CLIENTS)]
+    board = Board(CLIENTS)
+    lines = [EngineLine(its, Worker(index, CLIENTS), board) for index, (_, its) in enumerate(pairs)]
+    told = partial(tell, [hosts for hosts, _ in pairs])
+
+    def launch() -> EngineProcesses:
+        return EngineProcesses(parse_engine_args(str(model), list(flags)), CLIENTS, told)
+
+    async def client(line: EngineLine) -> tuple[EmbeddedEngine, ModelInfo]:
+        shared = Shared(line, await line.addresses())
+        engine = EmbeddedEngine(parse_engine_args(str(model), list(flags)), shared=shared)
+        return engine, await engine.start(lambda reason: None)
+
+    processes, first, second = await asyncio.gather(
+        asyncio.to_thread(launch), *(client(line) for line in lines)
+    )
+    try:
+        yield SharedPair(first[0], second[0], second[1])
+    finally:
+        for engine, _ in (first, second):
+            await engine.close()
+        await asyncio.to_thread(processes.close)
