@@ -80,6 +80,8 @@ class Gateway:
         self.access = Access(worker)
         self.admission = Admission()
         self.bodies = BodyMemory(worker.part(settings.body_memory))
+        self.parsing = asyncio.Lock()
+        """Held while a large body is parsed."""
         connections = worker.part(settings.max_connections)
         self.connections = Connections(connections, self.metrics.evicted.inc)
         self.live = LiveRequests()

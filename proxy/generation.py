@@ -93,7 +93,9 @@ async def parse(gateway: Gateway, body: bytes) -> dict[str, Any]:
     """The JSON object in `body`. A large one, which may take seconds, does not hold the loop."""
     if len(body) <= _INLINE_BODY:
         return parse_object(body, gateway.contract)
-    return await asyncio.to_thread(parse_object, body, gateway.contract)
+    # One at a time: parsing holds the interpreter, and several would pass it on to each other.
+    async with gateway.parsing:
+        return await asyncio.to_thread(parse_object, body, gateway.contract)
 
 
 async def parse_work(gateway: Gateway, body: bytes) -> dict[str, Any]:

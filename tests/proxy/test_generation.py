@@ -16,6 +16,7 @@ from tests.support import (
     MODEL,
     STREAM_PATH,
     connection,
+    eventually,
     exchange,
     generate_body,
     post,
@@ -234,3 +235,15 @@ async def test_accumulated_text() -> None:
     body = {"text_input": "a b", "max_tokens": 3, "accumulate_tokens": True}
     async with serving() as running:
         assert (await post(running.port, body)).texts == [" a", " a b", " a b a"]
+
+
+async def test_large_bodies_are_parsed_one_at_a_time() -> None:
+    """While one is, the next waits, and small ones go past it."""
+    large = generate_body("a " * 600_000)
+    async with serving() as running, connection(running.port) as client:
+        async with running.gateway.parsing:
+            client.send(request_bytes(large))
+            await eventually(lambda: running.gateway.parsing._waiters)
+            assert (await post(running.port, generate_body())).status == 200
+            assert running.outcomes == {"succeeded": 1}
+        assert (await client.response()).status in (200, 424)
