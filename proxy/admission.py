@@ -76,6 +76,37 @@ class Place:
         self._turn.cancel()
 
 
+class Preparation:
+    """A request for the length of a block in which its prompt is made: it has no place yet.
+
+    It counts as if it had one, so that it gets one afterwards and a drain waits for it.
+    """
+
+    __slots__ = ("_admission", "_error", "_task")
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._error: GatewayError | None = None
+
+    def __enter__(self) -> None:
+        self._admission.check_room()
+        self._task = asyncio.current_task()
+        self._admission.preparing.add(self)
+
+    def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
+        self._admission.preparing.discard(self)
+        if self._error is not None and kind is asyncio.CancelledError:
+            assert self._task is not None
+            self._task.uncancel()
+            raise self._error from None
+
+    def fail(self, error: GatewayError) -> None:
+        """End the block with an error, whatever it waits for."""
+        if self._error is None and self._task is not None:
+            self._error = error
+            self._task.cancel()
+
+
 class Admission:
     """The places. A limit of None admits everything."""
 
@@ -85,6 +116,7 @@ class Admission:
         self.running_limit: int | None = None
         self.in_use = 0
         self.running = 0
+        self.preparing: set[Preparation] = set()
         self._queues: dict[int, dict[Place, None]] = {}
 
     @property
@@ -95,12 +127,16 @@ class Admission:
     @property
     def full(self) -> bool:
         """Whether the next request would be refused."""
-        return self.limit is not None and self.in_use >= self.limit
+        return self.limit is not None and self.in_use + len(self.preparing) >= self.limit
 
     def check_room(self) -> None:
         """ServiceUnavailable when a further request would be refused."""
         if self.full:
             raise Overloaded(f"{OVERLOADED}, at most {self.limit}", retry_after=RETRY_AFTER)
+
+    def preparation(self) -> Preparation:
+        """The time before a place. Entering it raises ServiceUnavailable when there is no room."""
+        return Preparation(self)
 
     def place(self, priority: int = 0) -> Place:
         """One place, running or waiting; lower priorities have their turn earlier.
@@ -128,7 +164,9 @@ class Admission:
             self._pass_on()
 
     def refuse_waiting(self, error: GatewayError) -> None:
-        """End every wait with `error`: no turn will come."""
+        """End every wait with `error`: no turn will come. So do requests that are prepared."""
+        for preparation in self.preparing:
+            preparation.fail(error)
         for queue in self._queues.values():
             for place in queue:
                 place.fail(error)

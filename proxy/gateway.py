@@ -167,8 +167,8 @@ class Gateway:
 
     @property
     def under_way(self) -> int:
-        """Requests that a drain waits for: admitted, or passing through."""
-        return self.admission.in_use + self._passing
+        """Requests that a drain waits for: prepared, admitted, or passing through."""
+        return self.admission.in_use + len(self.admission.preparing) + self._passing
 
     def _told_load(self) -> Load:
         """The engine's load for the metrics. Of several workers one tells it for all."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -28,7 +30,7 @@ from proxy.metrics import Account
 from proxy.request_log import ACCOUNT, TRACE
 from proxy.settings import Settings
 from translators.body import parse_object
-from translators.errors import GenerationError, InvalidInput
+from translators.errors import GatewayError, GenerationError, InvalidInput
 from translators.request import (
     Envelope,
     Parameters,
@@ -120,9 +122,43 @@ async def read_generation(gateway: Gateway, request: web.Request, account: Accou
     )
     # Media may take long, and the body may be large.
     del body
-    prompt = await _prompt(gateway, envelope)
+    parameters = _parameters(gateway, arrival, envelope)
+    if gateway.admission.full and isinstance(parameters, GatewayError):
+        # It would be refused in any case; its fault says more than the lack of room.
+        raise parameters
+    async with preparing(gateway, arrival, _timeout(parameters), fetches=bool(envelope.parts)):
+        prompt = await _prompt(gateway, envelope)
     check_prompt("text_input", len(prompt.ids), gateway.prompt_limit)
-    return _generation(gateway, arrival, envelope, prompt)
+    return _generation(gateway, arrival, envelope, prompt, parameters)
+
+
+@asynccontextmanager
+async def preparing(
+    gateway: Gateway, arrival: Arrival, timeout: float, *, fetches: bool = False
+) -> AsyncIterator[None]:
+    """Admit a request and watch its clocks while its prompt is made, by whomever.
+
+    What it `fetches` has times of its own; then only the end of the whole is watched.
+    """
+    token, e2e = _clocks(gateway.settings, timeout, whole=False)
+    with gateway.admission.preparation():
+        async with in_time(e2e if fetches else token, e2e, arrival.started, arrival.started):
+            yield
+
+
+def _parameters(
+    gateway: Gateway, arrival: Arrival, envelope: Envelope
+) -> Parameters | GatewayError:
+    """Read early for the timeout in them; what is wrong with them is said after the prompt."""
+    recompute = _is_recompute(arrival.headers)
+    try:
+        return read_parameters(envelope, gateway.contract, is_recompute=recompute)
+    except GatewayError as error:
+        return error
+
+
+def _timeout(parameters: Parameters | GatewayError) -> float:
+    return math.inf if isinstance(parameters, GatewayError) else parameters.timeout
 
 
 async def read_token_generation(
@@ -138,15 +174,19 @@ async def read_token_generation(
         prompt_limit=gateway.prompt_limit,
         dialect=gateway.settings.triton_dialect,
     )
-    return _generation(gateway, arrival, infer.envelope, Prompt(infer.prompt)), infer
+    parameters = _parameters(gateway, arrival, infer.envelope)
+    return _generation(gateway, arrival, infer.envelope, Prompt(infer.prompt), parameters), infer
 
 
 def _generation(
-    gateway: Gateway, arrival: Arrival, envelope: Envelope, prompt: Prompt
+    gateway: Gateway,
+    arrival: Arrival,
+    envelope: Envelope,
+    prompt: Prompt,
+    parameters: Parameters | GatewayError,
 ) -> Generation:
-    parameters = read_parameters(
-        envelope, gateway.contract, is_recompute=_is_recompute(arrival.headers)
-    )
+    if isinstance(parameters, GatewayError):
+        raise parameters
     return Generation(
         client_id=client_id(gateway, envelope.client_id, arrival.headers),
         model=arrival.model,
@@ -239,14 +279,16 @@ async def _submitted(
     gateway: Gateway, generation: Generation, place: Place, account: Account
 ) -> TokenStream | None:
     """Hand the request over as soon as it is its turn; None when it was stopped before."""
-    began = asyncio.get_running_loop().time()
+    # Not the loop's time, which uvloop tells in whole milliseconds.
+    began = time.monotonic()
     if not place.running:
         with gateway.live.tracked(generation.client_id, place):
             if not await place.turn():
                 return None
-    account.queued = asyncio.get_running_loop().time() - began
+    account.queued = time.monotonic() - began
     gateway.check_taking_work()
     request = generation.engine_request
+    account.handed_over = True
     return await gateway.engine.submit(replace(request, trace=account.trace))
 
 

@@ -219,6 +219,7 @@ class Account:
         "finish_reason",
         "first_token_after",
         "generated_tokens",
+        "handed_over",
         "model",
         "outcome",
         "prompt_tokens",
@@ -242,6 +243,8 @@ class Account:
         """Seconds from the start of handling to the first token."""
         self.finish_reason: str | None = None
         self.error_type: str | None = None
+        self.handed_over = False
+        """Whether the engine has been asked."""
         self.trace: Mapping[str, str] = {}
         """Headers of the trace that the engine's part belongs to."""
         self.outcome = Outcome.CANCELLED
@@ -278,7 +281,7 @@ class Account:
         """How far the request has come."""
         if self.first_token_after is not None:
             return Phase.DECODE
-        if self.prompt_tokens is not None:
+        if self.handed_over:
             return Phase.PREFILL
         return Phase.REQUEST if self.client_id is None else Phase.QUEUE
 

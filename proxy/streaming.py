@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Final, Protocol
 
 from aiohttp import web
 
 from proxy.departure import ClientGone
 from proxy.engines.stream import TokenStream
-from proxy.frame_writer import HIGH_WATER, FrameWriter
+from proxy.frame_writer import FrameWriter
 from proxy.logs import PRIVATE
 from proxy.metrics import Account
 from translators.errors import GatewayError, IncompleteGeneration
 from translators.tokens import Token
 
 log = logging.getLogger(__name__)
+
+_BATCH: Final = 16 * 1024
+"""Bytes of frames that are made before the client has taken those before them."""
 
 
 class FrameTranslator(Protocol):
@@ -160,7 +163,7 @@ def _encoded(frames: FrameTranslator, tokens: list[Token]) -> Iterator[list[byte
         size += len(frame)
         if frames.ended:
             break
-        if size > HIGH_WATER:
+        if size > _BATCH:
             yield batch
             batch, size = [], 0
     if batch:

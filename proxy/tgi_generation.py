@@ -8,7 +8,7 @@ from aiohttp import web
 
 from proxy.engines.base import Prompt
 from proxy.gateway import Gateway
-from proxy.generation import Generation, client_id, engine_request, parse_work, receive
+from proxy.generation import Generation, client_id, engine_request, parse_work, preparing, receive
 from proxy.metrics import Account
 from translators.errors import InvalidInput
 from translators.tgi import Asked
@@ -40,7 +40,8 @@ async def read_tgi_generation(
     document = await parse_work(gateway, body)
     tgi = read_tgi(document, gateway.contract, stream=stream, body_limit=settings.body_limit)
     parameters = read_tgi_parameters(tgi.parameters, gateway.contract, stream=tgi.stream)
-    prompt = await _prompt(gateway, tgi, parameters)
+    async with preparing(gateway, arrival, parameters.common.timeout):
+        prompt = await _prompt(gateway, tgi, parameters)
     # Whoever takes the text instead of the tokens would read what was cut off.
     text = "" if parameters.truncate else tgi.inputs
     generation = Generation(

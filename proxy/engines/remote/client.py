@@ -65,6 +65,11 @@ class ConnectionFailedError(Exception):
         return ServiceUnavailable("the engine cannot be reached", retry_after=_RETRY_AFTER[0])
 
 
+_READ_AHEAD: Final = 16 * 1024
+"""Bytes of an answer that aiohttp buffers before it stops reading; it may double them, and one
+read of the socket comes on top."""
+
+
 class AnswerTooLargeError(Exception):
     """An answer exceeds its bound."""
 
@@ -204,6 +209,7 @@ def _session(
         timeout=timeout,
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
+        read_bufsize=_READ_AHEAD,
     )
 
 

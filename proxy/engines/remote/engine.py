@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, TypeVar
@@ -164,12 +165,13 @@ class RemoteEngine:
         limit = _HEAD + _PER_TOKEN * self._model.max_model_len
 
         async def ask(upstream: Upstream, *, fresh: bool) -> bytes:
-            return await upstream.client.ask(
-                *("POST", "/tokenize", document(upstream)),
-                within=_TOKENIZE_WITHIN,
-                limit=limit,
-                fresh=fresh,
-            )
+            with upstream.asked():
+                return await upstream.client.ask(
+                    *("POST", "/tokenize", document(upstream)),
+                    within=_TOKENIZE_WITHIN,
+                    limit=limit,
+                    fresh=fresh,
+                )
 
         try:
             tokens = orjson.loads(await self._somewhere(ask))["tokens"]
@@ -206,7 +208,8 @@ class RemoteEngine:
                 message.close()
 
     async def _submit(self, request: EngineRequest, message: ChatMessage | None) -> TokenStream:
-        sent = asyncio.get_running_loop().time()
+        # Not the loop's time, which uvloop tells in whole milliseconds.
+        sent = time.monotonic()
         tries = itertools.count()
 
         async def open_stream(upstream: Upstream, *, fresh: bool) -> RemoteStream:
@@ -258,7 +261,7 @@ class RemoteEngine:
         choices = choices or [upstream for upstream in up if tried.count(upstream) == 1]
         if not choices:
             return None
-        return min(choices, key=lambda upstream: (upstream.outstanding, upstream.picked))
+        return min(choices, key=lambda upstream: (upstream.busy, upstream.picked))
 
     def _note_failure(self, upstream: Upstream, failure: ConnectionFailedError) -> None:
         if failure.reached:

@@ -2,13 +2,14 @@
 
 There is no task and no queue between the socket and the reader: while a slow
 client blocks the reader, nothing is read, and TCP holds the upstream back. What
-aiohttp buffers meanwhile is bounded by its own 128 KiB.
+aiohttp buffers meanwhile is bounded, see `client`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any, Final, Protocol
@@ -30,6 +31,8 @@ _LINE: Final = 256 * 1024
 """Bytes of one event: more than are read at once. And for each prompt token, which the first
 event repeats:"""
 _PER_PROMPT_TOKEN: Final = 12
+_BLOCK: Final = 16 * 1024
+"""Bytes read at once: what waits for a slow client is still in the socket, not in tokens."""
 _HELD: Final = 64
 """Tokens without text that are looked at again at the end."""
 _REST: Final = 1.0
@@ -79,7 +82,7 @@ class Source(Protocol):
 
 
 class RemoteStream(TokenStream):
-    """One answer of one upstream. `sent` is the loop time at which it was asked for."""
+    """One answer of one upstream. `sent` is the monotonic time at which it was asked for."""
 
     def __init__(
         self, source: Source, response: aiohttp.ClientResponse, request: EngineRequest, sent: float
@@ -127,7 +130,7 @@ class RemoteStream(TokenStream):
             if not block:
                 self._body_ended()
                 return
-            now = self._loop.time()
+            now = time.monotonic()
             if self._lines.begun:
                 # The end of an event, and what can be read faster after it.
                 begun, end, block = block.partition(b"\n\n")
@@ -143,11 +146,11 @@ class RemoteStream(TokenStream):
             self._break("the engine's answer makes no sense", type(error).__name__)
 
     async def _block(self, within: float | None) -> bytes:
-        """Everything that has arrived; empty at the end."""
+        """What has arrived, up to a bound; empty at the end."""
         if within is None:
-            return await self._response.content.readany()
+            return await self._response.content.read(_BLOCK)
         async with asyncio.timeout(within):
-            return await self._response.content.readany()
+            return await self._response.content.read(_BLOCK)
 
     async def _events(self, block: bytes, now: float) -> None:
         for payload in self._lines.feed(block):
@@ -277,7 +280,7 @@ class RemoteStream(TokenStream):
     def _finish_without_token(self, reason: FinishReason) -> None:
         if reason is FinishReason.END or self._carried:
             # An end token that the upstream does not count among its ids.
-            latency = self._loop.time() - self._previous
+            latency = time.monotonic() - self._previous
             self._emit(_NO_ID, self._carried, latency, Finish(reason))
         else:
             self._deliver_last()

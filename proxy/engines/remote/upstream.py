@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import aiohttp
@@ -49,6 +50,7 @@ class Upstream:
         self.gauges: Gauges | None = None
         self._profile: Profile | None = None
         self._pieces = Pieces(self._detokenize)
+        self._asking = 0
         self._decoding = 0
         self._others = 0
         self._queue_mean = 0.0
@@ -185,6 +187,20 @@ class Upstream:
 
     def decoding(self, change: int) -> None:
         self._decoding += change
+
+    @property
+    def busy(self) -> int:
+        """What it has of ours: requests, and prompts that it is to tokenize."""
+        return self.outstanding + self._asking
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """It tokenizes a prompt as long as the block lasts."""
+        self._asking += 1
+        try:
+            yield
+        finally:
+            self._asking -= 1
 
     def taken(self) -> None:
         """One more request is handed to it."""

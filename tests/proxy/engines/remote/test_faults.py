@@ -15,9 +15,19 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.gateway import State
 from tests.fake_vllm import EVENT_STREAM, Answer, Call, fake_vllm
 from tests.proxy.engines.remote.sidecar import Sidecar, ask, faulty, sidecar
-from tests.support import MODEL, connection, frame_json, generate_body, post, request_bytes
+from tests.proxy.test_app import assert_error
+from tests.support import (
+    MODEL,
+    connection,
+    eventually,
+    frame_json,
+    generate_body,
+    post,
+    request_bytes,
+)
 
 BODY = generate_body("one two", 3, details=True)
 
@@ -565,3 +575,55 @@ async def test_stop_infer_ends_the_stream_and_frees_the_upstream() -> None:
             assert await client.chunk() == b""
         await asyncio.wait_for(server.calls[0].gone.wait(), 1)
         await opened.settled(succeeded=2)
+
+
+async def never(call: Call) -> None:
+    await call.gone.wait()
+
+
+@pytest.mark.parametrize(
+    ("settings", "parameters"),
+    [
+        ({}, {"timeout": 1}),
+        ({"token_timeout": 0.3}, {}),
+        ({"e2e_timeout": 0.3}, {}),
+    ],
+    ids=["the client's", "token", "e2e"],
+)
+async def test_the_clocks_run_while_the_upstream_tokenizes(
+    settings: dict[str, Any], parameters: dict[str, Any]
+) -> None:
+    async with sidecar(**settings) as opened:
+        opened.server.others["/tokenize"] = never
+        async with asyncio.timeout(5):
+            response = await post(opened.port, generate_body(**parameters))
+        assert_error(response, 500, "Incomplete Generation")
+        await opened.settled(failed=1)
+
+
+async def test_what_is_being_tokenized_counts_as_admitted() -> None:
+    async with sidecar(max_requests=1) as opened, connection(opened.port) as client:
+        opened.server.others["/tokenize"] = never
+        client.send(request_bytes(generate_body()))
+        await eventually(lambda: opened.running.gateway.admission.preparing)
+        response = await post(opened.port, generate_body())
+        assert_error(response, 503, "Service Unavailable")
+        assert response.headers["retry-after"] == "1"
+        # A faulty one is told its fault.
+        assert (await post(opened.port, generate_body(top_k=0))).status == 422
+        await client.close()
+        await eventually(lambda: not opened.running.gateway.admission.preparing)
+        del opened.server.others["/tokenize"]
+        assert (await post(opened.port, generate_body())).complete
+
+
+async def test_a_drain_answers_what_is_being_tokenized() -> None:
+    async with sidecar() as opened, connection(opened.port) as client:
+        opened.server.others["/tokenize"] = never
+        client.send(request_bytes(generate_body()))
+        gateway = opened.running.gateway
+        await eventually(lambda: gateway.under_way == 1)
+        gateway.enter(State.DRAINING)
+        gateway.admission.refuse_waiting(gateway.unavailable())
+        assert_error(await client.response(), 503, "Service Unavailable")
+        assert gateway.under_way == 0
