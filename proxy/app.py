@@ -9,7 +9,7 @@ import uuid
 from typing import Final
 
 import orjson
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
 
 from proxy import SERVER_NAME, legacy
 from proxy.access import Group
@@ -136,6 +136,7 @@ async def _account_for(request: web.Request, handler: Handler) -> web.StreamResp
     started, status = time.monotonic(), None
     try:
         try:
+            _check_version(request)
             response = await handler(request)
         except Exception as error:
             response = _answer_to(request, error)
@@ -145,6 +146,12 @@ async def _account_for(request: web.Request, handler: Handler) -> web.StreamResp
         fields = finished(request, status, started)
         if tracing is not None:
             tracing.end(span, fields)
+
+
+def _check_version(request: web.Request) -> None:
+    """The parser lets other versions through, which nobody here speaks."""
+    if request.version not in (HttpVersion10, HttpVersion11):
+        raise BadRequest("only HTTP/1.1 and HTTP/1.0 are spoken here")
 
 
 def _answer_to(request: web.Request, error: Exception) -> web.StreamResponse:

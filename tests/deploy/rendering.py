@@ -24,7 +24,6 @@ CHART_CASES: Final[dict[str, dict[str, Any]]] = {
     "defaults": {},
     "ascend": {
         "accelerator": "ascend",
-        "image": {"repository": "mindie-gateway-ascend"},
         "model": {"claimName": "model", "path": "/models/llama3-70b", "servedName": "llama3-70b"},
         "gateway": {"contract": "server", "full-text": True, "triton-dialect": False},
         "gatewayEnv": [{"name": "ALLOWED_MEDIA_DOMAINS_ENV", "value": "images.example.com"}],
@@ -40,9 +39,7 @@ CHART_CASES: Final[dict[str, dict[str, Any]]] = {
     },
     "sidecar": {
         "mode": "sidecar",
-        "image": {"repository": "mindie-gateway-sidecar"},
         "model": {"claimName": "model", "path": "/models/llama3-70b", "servedName": "llama3-70b"},
-        "vllmArgs": ["--enable-per-request-metrics"],
         "resources": {"requests": {"cpu": "1", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
         "vllmResources": {
             "requests": {"cpu": "8", "memory": "32Gi", "nvidia.com/gpu": "1"},
@@ -52,7 +49,6 @@ CHART_CASES: Final[dict[str, dict[str, Any]]] = {
     "sidecar-ascend": {
         "mode": "sidecar",
         "accelerator": "ascend",
-        "image": {"repository": "mindie-gateway-sidecar"},
         "vllmImage": {"repository": "quay.io/ascend/vllm-ascend", "tag": "v0.23.0"},
         "model": {"claimName": "model", "path": "/models/llama3-70b", "servedName": "llama3-70b"},
     },

@@ -23,6 +23,7 @@ from tests.deploy.rendering import CHART, helm, rendered
         ({"model": {"servedName": "a b"}}, "servedName"),
         ({"gateway": {"drain_timeout": 3}}, "drain_timeout"),
         ({"gateway": {"drain-timeout": 3}}, "drain-timeout"),
+        ({"gateway": {"pre-stop-wait": 60}}, "pre-stop-wait"),
         ({"gateway": {"contract": ["server"]}}, "contract"),
         ({"autoscaling": {"minReplicas": 0}}, "minReplicas"),
         ({"service": {"port": 70000}}, "port"),

@@ -30,6 +30,8 @@ MALFORMED = {
     "no method": b" / HTTP/1.1\r\nHost: test\r\n\r\n",
     "a method that is no token": b"(GET) / HTTP/1.1\r\nHost: test\r\n\r\n",
     "unknown version": b"GET / HTTP/9.9\r\nHost: test\r\n\r\n",
+    "HTTP/2.0": b"GET /v2/health/live HTTP/2.0\r\nHost: test\r\n\r\n",
+    "HTTP/0.9 with headers": b"GET /v2/health/live\r\nHost: test\r\n\r\n",
     "no Host": b"GET /v2/health/live HTTP/1.1\r\n\r\n",
     "header without colon": GET + b"oops\r\n\r\n",
     "space before colon": GET + b"A : b\r\n\r\n",

@@ -37,9 +37,10 @@ class Gauges:
     queue_seconds: float
     """Sum over all requests since the server's start, and their number."""
     queue_count: float
-    preemptions: int
-    prefix_queries: int
-    prefix_hits: int
+    preemptions: int | None
+    """None, as with the next two, when the page does not tell."""
+    prefix_queries: int | None
+    prefix_hits: int | None
     kv_blocks: int | None
     """KV-cache blocks that requests can fill; None when the page does not tell."""
     block_size: int | None
@@ -57,9 +58,9 @@ def read_gauges(page: bytes) -> Gauges | None:
         kv_cache_usage=sum(usage) / max(len(usage), 1),
         queue_seconds=sum(_values(_QUEUE_SUM, page)),
         queue_count=sum(_values(_QUEUE_COUNT, page)),
-        preemptions=round(sum(_values(_PREEMPTIONS, page))),
-        prefix_queries=round(sum(_values(_PREFIX_QUERIES, page))),
-        prefix_hits=round(sum(_values(_PREFIX_HITS, page))),
+        preemptions=_sum(_PREEMPTIONS, page),
+        prefix_queries=_sum(_PREFIX_QUERIES, page),
+        prefix_hits=_sum(_PREFIX_HITS, page),
         kv_blocks=_blocks(page),
         block_size=_number(_cache_labels(page).get(b"block_size")),
     )
@@ -67,6 +68,11 @@ def read_gauges(page: bytes) -> Gauges | None:
 
 def _values(sample: re.Pattern[bytes], page: bytes) -> Iterator[float]:
     return (float(match[2]) for match in sample.finditer(page))
+
+
+def _sum(sample: re.Pattern[bytes], page: bytes) -> int | None:
+    values = list(_values(sample, page))
+    return round(sum(values)) if values else None
 
 
 def _cache_labels(page: bytes) -> dict[bytes, bytes]:

@@ -15,6 +15,14 @@ labels:
   {{- include "gateway.labels" . | nindent 2 }}
 {{- end }}
 
+{{- define "gateway.image" -}}
+{{- if .Values.image.repository }}{{ .Values.image.repository }}
+{{- else if eq .Values.mode "sidecar" }}mindie-gateway-sidecar
+{{- else if eq .Values.accelerator "ascend" }}mindie-gateway-ascend
+{{- else }}mindie-gateway-cpu
+{{- end }}
+{{- end }}
+
 {{- define "gateway.grace" -}}
 {{ add .Values.preStopSeconds .Values.drainSeconds 20 }}
 {{- end }}
