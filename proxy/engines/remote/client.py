@@ -264,7 +264,10 @@ def _check_head(name: str, response: aiohttp.ClientResponse) -> None:
     """Raise the GatewayError that stands for anything but a readable 200."""
     if response.status != _OK:
         log.debug("%s answers %s with %d", name, response.url.path, response.status)
-        raise refusal(response.status, response.headers.get("Retry-After"))
+        error = refusal(response.status, response.headers.get("Retry-After"))
+        # For the operator's log; a client sees the message only.
+        error.add_note(f"{response.url.path} answers {response.status}")
+        raise error
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise IncompleteGeneration("the engine's answer is compressed")
 

@@ -99,10 +99,10 @@ class Upstream:
             self._strikes = 0
         except ConnectionFailedError as failure:
             self._strike(fatal=not failure.reached, why="cannot be reached")
-        except ServiceUnavailable:
-            self._strike(fatal=True, why="says that it is not well")
+        except ServiceUnavailable as error:
+            self._strike(fatal=True, why=_with_notes("says that it is not well", error))
         except GatewayError as error:
-            self._strike(fatal=False, why=error.message)
+            self._strike(fatal=False, why=_with_notes(error.message, error))
         except (UnfitError, AnswerTooLargeError) as error:
             self._take_out(f"cannot be used: {error}")
 
@@ -248,3 +248,7 @@ class Upstream:
 
     async def _detokenize(self, ids: list[int]) -> str:
         return await detokenize(self.client, self.model, ids)
+
+
+def _with_notes(why: str, error: GatewayError) -> str:
+    return ": ".join([why, *getattr(error, "__notes__", ())])

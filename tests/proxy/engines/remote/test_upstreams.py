@@ -426,3 +426,15 @@ async def test_the_end_token_is_counted_and_has_no_text() -> None:
     assert response.texts == [" a", " b", " c", ""]
     last = response.frames[-1]["details"]
     assert (last["generated_tokens"], last["finish_reason"]) == (4, "eos_token")
+
+
+async def test_the_log_says_what_a_server_answered(caplog: pytest.LogCaptureFixture) -> None:
+    async def refuses(call: Call) -> None:
+        await call.send(b"HTTP/1.1 401 X\r\ncontent-length: 0\r\n\r\n")
+
+    async with sidecar(started=False) as opened:
+        opened.server.others["/health"] = refuses
+        starting = asyncio.create_task(opened.running.gateway.start_engine(lambda _: None))
+        await eventually(lambda: "/health answers 401" in caplog.text)
+        del opened.server.others["/health"]
+        await starting
