@@ -9,6 +9,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from proxy.engines.openai import Headers, OpenAIAnswer, OpenAIRequest
+from proxy.logs import PRIVATE
 from translators.errors import GatewayError, IncompleteGeneration
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class _Answer:
             if not self._ended:
                 self._error = IncompleteGeneration("the engine's answer ended early")
         except Exception:
-            log.exception("the OpenAI API failed on a request")
+            log.exception("the OpenAI API failed on a request", extra=PRIVATE)
             self._error = IncompleteGeneration("the engine failed on this request")
         finally:
             self._ended = True

@@ -62,6 +62,7 @@ from translators.errors import (
     GatewayError,
     GenerationError,
     IncompleteGeneration,
+    InvalidInput,
     Overloaded,
 )
 from translators.media import TextPart
@@ -312,6 +313,11 @@ class EmbeddedEngine:
             return Prompt(await self.tokenize(text))
         try:
             return await self._prompts.prepare(parts)
+        except ImportError as error:
+            log.warning("a library for media is missing: %s", type(error).__name__)
+            raise InvalidInput(
+                "the server has no library for media like these, such as sound of this rate"
+            ) from error
         except Exception as error:
             raise _as_gateway_error(error) from error
 
@@ -435,6 +441,9 @@ class EmbeddedEngine:
             task.cancel()
         if self._engine is not None:
             engine, self._engine = self._engine, None
+            if engine.output_handler is not None:
+                # It would log the end of the engine's process as a failure.
+                engine.output_handler.cancel()
             await in_thread(engine.shutdown)
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:

@@ -35,6 +35,10 @@ _AT_ONCE: Final = 2
 """Prompts that are decoded at the same time: each may hold hundreds of megabytes."""
 _NO_TEMPLATE: Final = "ChatTemplateResolutionError"
 """vLLM's error for a model without a chat template, a ValueError; its module has moved."""
+NO_MEDIA: Final = (
+    "the OpenAI API takes no media here: send them to /v2/models/{model}/generate_stream, "
+    "or put the gateway in front of a vLLM server (docs/openai.md)"
+)
 _DECODERS: Final = {MediaKind.AUDIO: ("soundfile", "av"), MediaKind.VIDEO: ("cv2",)}
 """What vLLM decodes with: one of these has to be installed."""
 
@@ -83,8 +87,14 @@ class MediaTable:
                 self._media.pop(url, None)
 
     async def load(self, url: str, loader: Any) -> Any:
-        """What vLLM's `loader` makes of a medium. InvalidInput when it cannot."""
-        medium = self._media[url]
+        """What vLLM's `loader` makes of a medium. InvalidInput when it cannot.
+
+        ValueError for a URL that is not one of these: a client of vLLM's own API gave
+        it, of which nothing is fetched here and nothing must get into an error.
+        """
+        medium = self._media.get(url)
+        if medium is None:
+            raise ValueError(NO_MEDIA)
         with named(medium.index):
             if medium.kind is MediaKind.VIDEO:
                 await check_video(medium.content, self._max_pixels)
@@ -112,7 +122,7 @@ def make_connector(base: type[Any], table: MediaTable) -> type[Any]:
 
     class Connector(base):  # type: ignore[misc]
         def load_from_url(self, url: str, media_io: Any, **options: Any) -> Any:
-            raise RuntimeError("media are loaded asynchronously")
+            raise ValueError(NO_MEDIA)
 
         async def load_from_url_async(self, url: str, media_io: Any, **options: Any) -> Any:
             return await table.load(url, media_io)

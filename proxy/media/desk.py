@@ -110,12 +110,14 @@ class MediaDesk:
             return
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.limits.total_time
+        begun = loop.time()
         async with self._turn(deadline):
+            late = loop.time() - begun > self.limits.total_time / 2
             needed = sum(job.disk_needed(self.limits.memory) for job in jobs)
             with self.reserve.hold(min(needed, MAX_REQUEST_BYTES)):
                 batch = _Batch(self.limits, self._root, self._downloader)
                 try:
-                    media = await batch.fetch(jobs, deadline - loop.time())
+                    media = await batch.fetch(jobs, deadline - loop.time(), late=late)
                     yield [next(media) if isinstance(part, MediaPart) else part for part in parts]
                 finally:
                     batch.close()
@@ -127,15 +129,14 @@ class MediaDesk:
     @asynccontextmanager
     async def _turn(self, deadline: float) -> AsyncIterator[None]:
         """Wait for a turn, in order. ServiceUnavailable when the queue is full or too slow."""
-        busy = ServiceUnavailable("too many requests with media at once", retry_after=RETRY_AFTER)
         if self._waiting >= _WAITING_PER_TURN * self.limits.concurrency:
-            raise busy
+            raise _busy()
         self._waiting += 1
         try:
             async with asyncio.timeout_at(deadline):
                 await self._turns.acquire()
         except TimeoutError:
-            raise busy from None
+            raise _busy() from None
         finally:
             self._waiting -= 1
         try:
@@ -161,6 +162,10 @@ class MediaDesk:
         await self._downloader.close()
 
 
+def _busy() -> ServiceUnavailable:
+    return ServiceUnavailable("too many requests with media at once", retry_after=RETRY_AFTER)
+
+
 class _Batch:
     """The media of one request."""
 
@@ -173,8 +178,11 @@ class _Batch:
         self._left = MAX_REQUEST_BYTES
         self._pixels = 0
 
-    async def fetch(self, jobs: Sequence[_Job], seconds: float) -> Iterator[Medium]:
-        """All media, in order; of several that fail, the first one's error is raised."""
+    async def fetch(self, jobs: Sequence[_Job], seconds: float, *, late: bool) -> Iterator[Medium]:
+        """All media, in order; of several that fail, the first one's error is raised.
+
+        With `late` most of the time went by in the queue: that is not the host's fault.
+        """
         tasks = [asyncio.create_task(self._fetch(job)) for job in jobs]
         try:
             await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
@@ -182,6 +190,8 @@ class _Batch:
                 if task.done():
                     task.result()
             for job, task in zip(jobs, tasks, strict=True):
+                if late and not task.done():
+                    raise _busy()
                 with named(job.part.index):
                     self._check_done(task)
             return iter([task.result() for task in tasks])

@@ -97,6 +97,7 @@ def test_the_host_header_names_the_host(url: str, header: str) -> None:
         "http://a.example:65536/x",
         "http://a.example:/x",
         "http://a.example:8o/x",
+        "http://a.example:\uff18\uff10/x",
         "http://a.example:80:80/x",
         "http://[::1/x",
         "http://::1/x",

@@ -35,6 +35,7 @@ from tests.media_support import (
     text,
     watching,
 )
+from tests.support import eventually
 from translators.errors import InvalidInput, ServiceUnavailable
 from translators.media import TextPart, read_parts
 from translators.media_formats import MIB, MediaKind
@@ -547,6 +548,20 @@ async def test_who_waits_too_long_is_told_to_come_again(tmp_path: Path) -> None:
                 await fetch(made, image(data_url(png())))
         assert caught.value.retry_after
         assert made._waiting == 0
+
+
+async def test_whose_time_went_by_in_the_queue_is_told_to_come_again(tmp_path: Path) -> None:
+    """It was hardly fetched at all: the host is not to blame."""
+    async with (
+        media_host(trickle) as host,
+        opened(tmp_path, media_concurrency=1, media_total_timeout=0.6) as made,
+    ):
+        async with made._turn(asyncio.get_running_loop().time() + 60):
+            late = asyncio.create_task(fetch(made, image(host.url())))
+            await eventually(lambda: made._waiting == 1)
+            await asyncio.sleep(0.4)
+        with pytest.raises(ServiceUnavailable, match="at once"):
+            await late
 
 
 async def test_the_queue_is_bounded(tmp_path: Path) -> None:
