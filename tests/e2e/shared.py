@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import pytest
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from proxy.crew import Worker
 from proxy.engines.base import ModelInfo
@@ -34,6 +37,20 @@ class SharedPair:
         )
 
 
+@contextmanager
+def one_registry_for_two() -> Iterator[None]:
+    """Let both register vLLM's metrics. As processes of their own they never meet."""
+    register = CollectorRegistry.register
+
+    def once(self: CollectorRegistry, collector: Collector) -> None:
+        with suppress(ValueError):  # the other one has registered the same
+            register(self, collector)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CollectorRegistry, "register", once)
+        yield
+
+
 @asynccontextmanager
 async def shared_pair(model: Path, *flags: str) -> AsyncIterator[SharedPair]:
     """Start an engine for two, and both."""
@@ -50,9 +67,10 @@ async def shared_pair(model: Path, *flags: str) -> AsyncIterator[SharedPair]:
         engine = EmbeddedEngine(parse_engine_args(str(model), list(flags)), shared=shared)
         return engine, await engine.start(lambda reason: None)
 
-    processes, first, second = await asyncio.gather(
-        asyncio.to_thread(launch), *(client(line) for line in lines)
-    )
+    with one_registry_for_two():
+        processes, first, second = await asyncio.gather(
+            asyncio.to_thread(launch), *(client(line) for line in lines)
+        )
     try:
         yield SharedPair(first[0], second[0], second[1])
     finally:
