@@ -181,6 +181,8 @@ def _after_data_head(value: str, kind: MediaKind) -> int:
 def _inline(value: str, start: int, kind: MediaKind) -> InlineSource:
     source = InlineSource(value, start)
     length = len(value) - start
+    if start and (length == 0 or length % 4):
+        raise MediaRefused("gives a data URL whose data are empty, cut off or not plain base64")
     if length == 0 or length % 4:
         raise MediaRefused("is neither a URL, nor a path with a file name ending, nor base64")
     check_size(source.size, kind)

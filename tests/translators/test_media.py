@@ -246,8 +246,8 @@ def test_a_jpegs_base64_begins_like_a_path_and_is_none() -> None:
         ("data:text/html;base64,AAAA", "another type"),
         ("data:video/mp4;base64,AAAA", "another type"),
         ("data:image/" + "x" * 100 + ";base64,AAAA", "data:TYPE;base64,DATA"),
-        ("data:image/png;base64,", "neither"),
-        ("data:image/png;base64,AAA", "neither"),
+        ("data:image/png;base64,", "cut off"),
+        ("data:image/png;base64,AAA", "cut off"),
         ("AAA", "neither"),
     ],
 )
