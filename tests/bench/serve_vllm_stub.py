@@ -95,6 +95,7 @@ def main() -> None:
     AsyncLLM.generate = _generate
     flags = ["--model", model, "--served-model-name", MODEL, "--port", port]
     flags += ["--dtype", "float32", "--max-model-len", "8192", "--disable-uvicorn-access-log"]
+    flags += ["--enforce-eager"]  # its engine is never asked
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
     uvloop.run(run_server(args))
 

@@ -73,7 +73,8 @@ def gateway() -> Iterator[Server]:
     server = Server(_free_port())
     words = [os.environ["GATEWAY_COMMAND"], "serve", os.environ["TEST_MODEL"]]
     words += ["--port", str(server.port), "--served-model-name", MODEL]
-    words += ["--dtype", "float32", "--max-model-len", "2048"]
+    # Not compiled: that takes minutes, and goes on while the first requests wait.
+    words += ["--dtype", "float32", "--max-model-len", "2048", "--enforce-eager"]
     with _running(words, server.url + "/v2/health/ready"):
         yield server
 
