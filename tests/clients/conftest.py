@@ -58,7 +58,9 @@ def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def _running(words: list[str], ready: str) -> Iterator[None]:
-    process = subprocess.Popen(words)
+    # By itself vLLM takes nearly all memory for its cache, and the machine has nothing left.
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "2", **os.environ}
+    process = subprocess.Popen(words, env=environment)
     try:
         _wait(ready, process)
         yield
