@@ -88,7 +88,7 @@ def p1(plan: Plan) -> list[Row]:
 def p2(plan: Plan) -> list[Row]:
     """Front-end CPU per token on the real AsyncLLM, beside vLLM's own server."""
     common = ["--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", str(plan.streams)]
-    common += ["--served-model-name", "bench"]
+    common += ["--served-model-name", "bench", "--enforce-eager"]
     gateway = ["proxy.cli", "serve", plan.model, "--port", "{port}", *_QUIET, *common]
     openai = ["vllm.entrypoints.openai.api_server", "--model", plan.model, "--port", "{port}"]
     openai += [*common, "--disable-uvicorn-access-log"]

@@ -24,7 +24,7 @@ async def _with_engine(
     from proxy.engines.embedded import EmbeddedEngine, parse_engine_args
 
     flags = ["--served-model-name", "bench", "--dtype", "float32", "--max-model-len", "2048"]
-    flags += ["--max-num-seqs", str(_MAX_SEQS)]
+    flags += ["--max-num-seqs", str(_MAX_SEQS), "--enforce-eager"]
     engine = EmbeddedEngine(parse_engine_args(model, flags))
     async with serving(engine, max_requests=4096) as running:
         return await work(running, engine._engine)
