@@ -26,7 +26,8 @@ async def _with_engine(
     flags = ["--served-model-name", "bench", "--dtype", "float32", "--max-model-len", "2048"]
     flags += ["--max-num-seqs", str(_MAX_SEQS), "--enforce-eager"]
     engine = EmbeddedEngine(parse_engine_args(model, flags))
-    async with serving(engine, max_requests=4096) as running:
+    # All are for the engine: none waits in the gateway.
+    async with serving(engine, max_requests=4096, max_running=4096) as running:
         return await work(running, engine._engine)
 
 
