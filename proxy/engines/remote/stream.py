@@ -156,7 +156,7 @@ class RemoteStream(TokenStream):
         for payload in self._lines.feed(block):
             found = self._layout.read(payload)
             if found is not None and self._is_plain:
-                self._add(*found, now, self._source.batch_size())
+                self._add([found], now)
             else:
                 await self._take(payload, now)
                 if self._ended:
@@ -168,28 +168,22 @@ class RemoteStream(TokenStream):
             return block
         found, rest = self._layout.leading(block)
         if found:
-            # They came together: the first has waited for all of them.
-            latency = now - self._previous
-            batch_size = self._source.batch_size()
-            for token_id, text in found:
-                self._pending.append(
-                    _token((token_id, text, latency, 0.0, batch_size, None, None, ()))
-                )
-                latency = 0.0
-                if not text or self._held:
-                    self._note_text(token_id, text)
-            self._count += len(found)
-            self._previous = self.last_push = now
+            self._add(found, now)
         return rest
 
     @property
     def _is_plain(self) -> bool:
         return not self._carried and self._last is None
 
-    def _add(self, token_id: int, text: str, now: float, batch_size: int) -> None:
-        self._note(token_id, text)
-        latency = now - self._previous
-        self._pending.append(_token((token_id, text, latency, 0.0, batch_size, None, None, ())))
+    def _add(self, found: list[tuple[int, str]], now: float) -> None:
+        """Take tokens that came together: the first has waited for all of them."""
+        latency, batch_size = now - self._previous, self._source.batch_size()
+        for token_id, text in found:
+            self._pending.append(_token((token_id, text, latency, 0.0, batch_size, None, None, ())))
+            latency = 0.0
+            if not text or self._held:
+                self._note_text(token_id, text)
+        self._count += len(found)
         self._previous = self.last_push = now
 
     def _note(self, token_id: int, text: str) -> None:
