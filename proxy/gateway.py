@@ -146,7 +146,7 @@ class Gateway:
             self.metrics.show_mindie(
                 MindieMetrics(self._info.names[0], load=self._told_load, waiting=self._waiting)
             )
-        self.media.warn_about_disk(self._info.media)
+        self.media.report(self._info.media)
         if self.state is State.STARTING:
             self.enter(State.READY)
 

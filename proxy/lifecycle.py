@@ -25,6 +25,7 @@ from proxy.exit_codes import EXIT_BIND, EXIT_ENGINE, EXIT_OK, EXIT_USAGE
 from proxy.gateway import EngineFactory, Gateway, State
 from proxy.listeners import Bound, bind_all, bind_for_workers, close_all
 from proxy.logs import configure, kept
+from proxy.media.build import missing_directory
 from proxy.reload import Reloader
 from proxy.security import put_in_force
 from proxy.server import CLOSE_TIMEOUT, HttpServer, allow_open_files
@@ -52,8 +53,9 @@ def run(settings: Settings, model: str | None, engine_flags: list[str]) -> int:
     configure(settings.log_level, settings.log_format)
     # In front of an upstream each client's stream has a connection of its own there.
     allow_open_files(settings.max_connections * (2 if settings.upstream else 1))
-    if not settings.upstream and not _names_a_model(model, engine_flags):
-        log.error("MODEL is missing: it stands right after `serve`")
+    objection = _objection(settings, model, engine_flags)
+    if objection is not None:
+        log.error("%s", objection)
         return EXIT_USAGE
     try:
         if settings.workers > 1:
@@ -136,6 +138,13 @@ def _host_engines(
     code = uvloop.run(host.run(partial(_end_now, EXIT_ENGINE)))
     _leave(code)
     return code
+
+
+def _objection(settings: Settings, model: str | None, flags: Sequence[str]) -> str | None:
+    """Why this cannot be served, by what can be seen before anything is bound."""
+    if not settings.upstream and not _names_a_model(model, flags):
+        return "MODEL is missing: it stands right after `serve`"
+    return missing_directory(settings)
 
 
 def _names_a_model(model: str | None, flags: Sequence[str]) -> bool:

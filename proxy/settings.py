@@ -29,7 +29,7 @@ from pydantic import (
 
 from proxy.logs import LogFormat
 from translators.contract import CONTRACTS, Contract, ContractName
-from translators.media_urls import parse_networks
+from translators.media_urls import parse_hosts, parse_networks
 from translators.triton_stream import FrameStyle
 
 ENV_PREFIX: Final = "MINDIE_GATEWAY_"
@@ -347,10 +347,23 @@ class Settings(BaseModel):
             raise ValueError("an upstream is named twice")
         return value
 
+    @field_validator("allowed_media_domains")
+    @classmethod
+    def _hosts(cls, value: str | None) -> str | None:
+        parse_hosts(value or "")
+        return value
+
     @field_validator("media_private_networks")
     @classmethod
     def _networks(cls, value: str) -> str:
         parse_networks(value)
+        return value
+
+    @field_validator("media_root")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        if not value.startswith("/"):
+            raise ValueError("must be an absolute path: requests name their files by it")
         return value
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ shape, `read_source` at where one medium is to come from. Source: contract §6.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,8 +23,8 @@ _PART_TYPES: Final = ("text", *_KIND_OF_FIELD)
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}):")
 _DATA_HEAD: Final = re.compile(r"data:([^;,]{0,64});base64,", re.IGNORECASE)
 _DATA_HEAD_LENGTH: Final = 96
-_PATH_LENGTH: Final = 4096
-"""What is longer is no path: Linux's PATH_MAX."""
+_PATH_LENGTH: Final = 4095
+"""Characters of the longest path: Linux's PATH_MAX without the byte that ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +142,38 @@ def check_modalities(parts: Iterable[Part], most: Mapping[MediaKind, int]) -> No
                 )
 
 
+def check_texts(parts: Sequence[Part], placeholders: Collection[str]) -> None:
+    """InvalidInput for the first text that a model would take for the place of a medium.
+
+    Beside a medium only: it would be shown there, not where it stands. Texts that
+    follow each other may become one in the prompt, so they are read as one.
+    """
+    if all(isinstance(part, TextPart) for part in parts):
+        return
+    longest = max(map(len, placeholders), default=0)
+    before = ""
+    for index, part in enumerate(parts):
+        if isinstance(part, MediaPart):
+            before = ""
+            continue
+        text = before + part.text
+        found = next((held for held in placeholders if held in text), None)
+        if found is not None:
+            raise InvalidInput(_holds(index, found))
+        before = text[-longest:]
+
+
+def check_no_text(parts: Iterable[object], placeholder: str) -> None:
+    """InvalidInput for the first text that holds a model's placeholder; other parts are media."""
+    for index, part in enumerate(parts):
+        if isinstance(part, TextPart) and placeholder in part.text:
+            raise InvalidInput(_holds(index, placeholder))
+
+
+def _holds(index: int, placeholder: str) -> str:
+    return f'"text_input[{index}]" holds "{placeholder}", which marks a medium for this model'
+
+
 def read_source(part: MediaPart, hosts: HostPolicy, roots: Sequence[str]) -> Source:
     """Where a medium is to come from. MediaRefused when it may not.
 
@@ -149,9 +181,11 @@ def read_source(part: MediaPart, hosts: HostPolicy, roots: Sequence[str]) -> Sou
     URL nor path is base64; base64 never holds a dot, and a path needs one.
     """
     value = part.value
+    if value[0].isspace():
+        raise MediaRefused("begins with a space or a line break")
     scheme = _SCHEME.match(value)
     if scheme is None:
-        if len(value) <= _PATH_LENGTH and "." in value:
+        if "." in value:
             return _local(value, part.kind, roots)
         return _inline(value, 0, part.kind)
     match scheme[1].lower():
@@ -184,7 +218,7 @@ def _inline(value: str, start: int, kind: MediaKind) -> InlineSource:
     if start and (length == 0 or length % 4):
         raise MediaRefused("gives a data URL whose data are empty, cut off or not plain base64")
     if length == 0 or length % 4:
-        raise MediaRefused("is neither a URL, nor a path with a file name ending, nor base64")
+        raise MediaRefused("is neither a URL nor a path with a dot, nor base64")
     check_size(source.size, kind)
     return source
 
@@ -199,17 +233,36 @@ def check_size(size: int, kind: MediaKind) -> None:
 
 
 def _local(path: str, kind: MediaKind, roots: Sequence[str]) -> LocalSource:
-    if not path.isprintable() or "\\" in path:
-        raise MediaRefused("gives a path with a control character or a backslash")
-    if ".." in path.split("/"):
-        raise MediaRefused("gives a path with ..")
+    _check_path(path)
     components = below(path, roots)
     if not components:
+        if path.startswith("//"):
+            raise MediaRefused("begins with //: a URL begins with http:// or https://")
         raise MediaRefused("gives a path outside the directory of media files")
     suffixes = tuple(name for row in formats_of(kind) for name in row.suffixes)
     if not components[-1].lower().endswith(suffixes):
         raise MediaRefused(f"gives a file whose name does not end in {', '.join(suffixes)}")
     return LocalSource(components)
+
+
+def _check_path(path: str) -> None:
+    if len(path) > _PATH_LENGTH:
+        raise MediaRefused(
+            f"gives a path of {len(path)} characters, at most {_PATH_LENGTH}; "
+            "what holds a dot is read as a path"
+        )
+    if not path.startswith("/"):
+        raise MediaRefused(
+            "holds a dot, which base64 does not, but begins neither with / like a path "
+            "nor with http:// or https:// like a URL"
+        )
+    if not path.isprintable() or "\\" in path:
+        raise MediaRefused("gives a path with a control character or a backslash")
+    names = path.split("/")
+    if ".." in names:
+        raise MediaRefused("gives a path with ..")
+    if names[-1] in ("", "."):
+        raise MediaRefused("gives a path that ends in /, which names no file")
 
 
 def below(path: str, roots: Iterable[str]) -> tuple[str, ...] | None:

@@ -74,6 +74,9 @@ For IPv6 only what lies inside `_GLOBAL_UNICAST` needs to be listed.
 _GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
 _SIX_TO_FOUR: Final = IPv6Network("2002::/16")
 _NAT64: Final = IPv6Network("64:ff9b::/96")
+_EMBEDDING: Final = (IPv6Network("::ffff:0:0/96"), _NAT64, _SIX_TO_FOUR)
+"""Networks whose addresses are judged by the IPv4 address that they hold."""
+NO_PUBLIC_ADDRESS: Final = "gives a URL whose host has no public address"
 
 
 class MediaRefused(Exception):
@@ -128,7 +131,7 @@ class HostPolicy:
     def check_address(self, address: Address) -> None:
         """MediaRefused unless `address` is public or explicitly allowed."""
         if not is_public(address) and not self._allows(address):
-            raise MediaRefused("gives a URL whose host does not have a public address")
+            raise MediaRefused(NO_PUBLIC_ADDRESS)
 
     def _allows(self, address: Address) -> bool:
         inner = _embedded(address) or address
@@ -136,8 +139,27 @@ class HostPolicy:
 
 
 def parse_hosts(listed: str) -> frozenset[str]:
-    """The allow list from its comma list."""
-    return frozenset(normal_host(host.strip()) for host in listed.split(",") if host.strip())
+    """The allow list from its comma list. Raises ValueError for what no URL's host can equal."""
+    hosts = [host.strip() for host in listed.split(",") if host.strip()]
+    for host in hosts:
+        _check_listed(host)
+    return frozenset(map(normal_host, hosts))
+
+
+def _check_listed(host: str) -> None:
+    # An IPv6 address may be listed without its brackets.
+    spelt = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    if _AUTHORITY.fullmatch(spelt):
+        try:
+            literal_address(spelt)
+        except MediaRefused:
+            pass
+        else:
+            return
+    raise ValueError(
+        f'"{host}" is no exact name or address of a host: list each host by itself, '
+        "without wildcard, scheme, port, path or user, separated by commas"
+    )
 
 
 def normal_host(host: str) -> str:
@@ -150,8 +172,36 @@ def normal_host(host: str) -> str:
 
 
 def parse_networks(listed: str) -> tuple[Network, ...]:
-    """Networks from a comma list. Raises ValueError for anything else."""
-    return tuple(ip_network(item.strip()) for item in listed.split(",") if item.strip())
+    """Networks from a comma list, none of them with public addresses.
+
+    Raises ValueError for anything else.
+    """
+    networks = tuple(ip_network(item.strip()) for item in listed.split(",") if item.strip())
+    for network in networks:
+        _check_inner(network)
+    return networks
+
+
+def _check_inner(network: Network) -> None:
+    if isinstance(network, IPv6Network):
+        if any(map(network.subnet_of, _EMBEDDING)):
+            raise ValueError(f"{network} stands for IPv4 addresses: name their network")
+        inner = not network.overlaps(_GLOBAL_UNICAST) or _within(network)
+    else:
+        inner = _within(network)
+    if not inner:
+        raise ValueError(
+            f"{network} holds public addresses, which are allowed anyway: "
+            "name the private network alone"
+        )
+
+
+def _within(network: Network) -> bool:
+    """Whether all of a network is none of the public internet."""
+    return any(
+        type(outer) is type(network) and network.subnet_of(outer)  # type: ignore[arg-type]
+        for outer in _NOT_PUBLIC
+    )
 
 
 def parse_url(url: str) -> MediaUrl:

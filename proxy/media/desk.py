@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -144,8 +144,14 @@ class MediaDesk:
         finally:
             self._turns.release()
 
-    def warn_about_disk(self, most: Mapping[MediaKind, int]) -> None:
-        """Say so when the disk is too small for the page's formula and the model's media."""
+    def report(self, most: Mapping[MediaKind, int]) -> None:
+        """Tell the operator what the media that the model takes will lack here."""
+        if any(most.values()) and not self._root.exists():
+            log.info("media_root %s is not there: no local media are served", self._root.path)
+        self._warn_about_disk(most)
+
+    def _warn_about_disk(self, most: Mapping[MediaKind, int]) -> None:
+        """By the page's formula."""
         largest = max((rule_of(kind).limit for kind, limit in most.items() if limit), default=0)
         needed, free = self.reserve.needed(largest, self.limits.concurrency), self.reserve.free()
         if free < needed:
@@ -205,7 +211,7 @@ class _Batch:
     async def _fetch(self, job: _Job) -> Medium:
         part = job.part
         async with self._at_once:
-            with named(part.index):
+            with named(part.index), _told(job.source):
                 content = await self._content(part.kind, job.source)
                 self._contents.append(content)
                 file_format, pixels = await joined(lambda: self._checked(content, part.kind))
@@ -291,6 +297,19 @@ def known_format(head: bytes, kind: MediaKind) -> MediaFormat:
         names = ", ".join(row.name for row in formats_of(kind))
         raise MediaRefused(f"is not one of {names}, by its content")
     return found
+
+
+@contextmanager
+def _told(source: Source) -> Iterator[None]:
+    """Say of what was only taken for base64, being nothing else, that it was."""
+    try:
+        yield
+    except MediaRefused as refused:
+        if not isinstance(source, InlineSource) or source.start:
+            raise
+        raise MediaRefused(
+            f"is neither a URL nor a path with a dot, and as base64 it {refused}"
+        ) from None
 
 
 async def _ended(tasks: Sequence[asyncio.Task[Medium]]) -> None:

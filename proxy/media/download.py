@@ -25,7 +25,13 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from proxy.threads import in_thread
-from translators.media_urls import Address, HostPolicy, MediaRefused, MediaUrl
+from translators.media_urls import (
+    NO_PUBLIC_ADDRESS,
+    Address,
+    HostPolicy,
+    MediaRefused,
+    MediaUrl,
+)
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +39,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[Address]]]
 """(host, port) to addresses. Raises OSError when there are none."""
 
 _CHUNK: Final = 64 * 1024
-_REDIRECTS: Final = range(300, 400)
+_REDIRECTS: Final = (301, 302, 303, 307, 308)
 _TRIED: Final = 3
 """Addresses of one host that are tried, one after the other."""
 _HEADERS: Final = {"User-Agent": "mindie-gateway", "Accept-Encoding": "identity", "Accept": "*/*"}
@@ -97,7 +103,9 @@ class Downloader:
         except (TimeoutError, OSError, UnicodeError):
             addresses = ()
         if not addresses:
-            raise MediaRefused("gives a URL whose host has no address")
+            # In the words for one that is not public: which names there are inside is nobody's
+            # business.
+            raise MediaRefused(NO_PUBLIC_ADDRESS)
         return addresses
 
     async def _connect(self, url: MediaUrl, addresses: Sequence[Address]) -> aiohttp.ClientResponse:

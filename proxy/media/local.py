@@ -13,6 +13,7 @@ import os
 import stat
 from collections import deque
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Final
 
 from proxy.media.content import Content
@@ -33,6 +34,10 @@ class MediaRoot:
     def __init__(self, path: str) -> None:
         self.path = path
         self.spellings = tuple(dict.fromkeys((os.path.normpath(path), os.path.realpath(path))))
+
+    def exists(self) -> bool:
+        """Whether there is such a directory."""
+        return Path(self.path).is_dir()
 
     def open(self, components: tuple[str, ...], kind: MediaKind) -> Content:
         """The content of a plain file below the root. Blocks: call it in a thread.
@@ -90,7 +95,7 @@ class _Walk:
             fd = _look(self._stack, name, parent)
             found = os.fstat(fd)
             if stat.S_ISLNK(found.st_mode):
-                names.extendleft(reversed(self._follow(fd)))
+                names.extendleft(reversed(self._follow(fd, last=not names)))
             elif not names:
                 return parent, name, found
             elif stat.S_ISDIR(found.st_mode):
@@ -104,12 +109,14 @@ class _Walk:
             raise MediaRefused(_MISSING)
         self._directories.pop()
 
-    def _follow(self, link: int) -> tuple[str, ...]:
-        """The names that a link stands for."""
+    def _follow(self, link: int, *, last: bool) -> tuple[str, ...]:
+        """The names that a link stands for; the last one of a path stands for a file."""
         self._links += 1
         if self._links > _MAX_LINKS:
             raise MediaRefused(_MISSING)
         target = os.readlink("", dir_fd=link)
+        if last and target.endswith(("/", "/.")):
+            raise MediaRefused(_MISSING)
         if not target.startswith("/"):
             return tuple(name for name in target.split("/") if name not in ("", "."))
         names = below(target, self._spellings)

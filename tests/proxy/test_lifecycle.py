@@ -365,6 +365,14 @@ def test_without_a_model_nothing_is_bound(capsys: pytest.CaptureFixture[str]) ->
     assert "MODEL is missing" in capsys.readouterr().err
 
 
+def test_without_its_media_root_nothing_is_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    with kept(), socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = Settings(port=taken.getsockname()[1], media_root="/nowhere/at/all")
+        assert run(settings, "m", []) == EXIT_USAGE
+    said = capsys.readouterr().err
+    assert "media_root: /nowhere/at/all is no directory that the gateway can use" in said
+
+
 @pytest.mark.parametrize("flags", [["--model", "m"], ["--model=m"], ["--config", "f.yaml"]])
 @pytest.mark.parametrize("model", [None, "m"])
 async def test_without_vllm_the_extras_are_named(

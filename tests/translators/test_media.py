@@ -15,6 +15,8 @@ from translators.media import (
     MediaPart,
     TextPart,
     check_modalities,
+    check_no_text,
+    check_texts,
     named,
     read_parts,
     read_source,
@@ -139,6 +141,48 @@ def test_a_model_takes_what_it_takes() -> None:
     check_modalities([TextPart("a")], {})
 
 
+PLACEHOLDERS = ("<image>", "<|audio|>")
+
+
+@pytest.mark.parametrize(
+    ("parts", "wrong"),
+    [
+        ([text("what is <image> here"), image("x")], 0),
+        ([text("a"), image("x"), text("b"), text("<image>")], 3),
+        ([image("x"), text("<|audio|>")], 1),
+        # Read together they are what neither is alone; the later one completes it.
+        ([text("<im"), text("age>"), image("x")], 1),
+        ([text("<"), text("im"), text("age>"), image("x")], 2),
+    ],
+)
+def test_text_that_stands_for_a_medium_is_named(parts: list[Any], wrong: int) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_texts(read_parts(parts), PLACEHOLDERS)
+    held = "<|audio|>" if "<|audio|>" in str(parts) else "<image>"
+    expected = f'"text_input[{wrong}]" holds "{held}", which marks a medium for this model'
+    assert caught.value.message == expected
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [text("<image>")],
+        [text("<image"), image("x"), text(">")],
+        [text("<im age>"), image("x"), text("image>")],
+    ],
+)
+def test_other_text_and_text_alone_passes(parts: list[Any]) -> None:
+    check_texts(read_parts(parts), PLACEHOLDERS)
+    check_texts(read_parts([text("<image>"), image("x")]), ())
+
+
+def test_the_first_text_with_a_placeholder_is_found_among_media() -> None:
+    parts = [object(), TextPart("a"), TextPart("a <image>"), TextPart("<image>")]
+    check_no_text(parts, "<video>")
+    with pytest.raises(InvalidInput, match=r'"text_input\[2\]" holds "<image>"'):
+        check_no_text(parts, "<image>")
+
+
 @pytest.mark.parametrize("url", ["http://a.example/x", "HTTPS://A.example/x.txt"])
 def test_urls_are_urls(url: str) -> None:
     assert isinstance(source(url), MediaUrl)
@@ -179,7 +223,6 @@ def test_other_schemes_are_refused(value: str) -> None:
         ("/data/multimodal_inputs/x.png", ("x.png",)),
         ("/data/multimodal_inputs/a/b.c/x.JPEG", ("a", "b.c", "x.JPEG")),
         ("/data/multimodal_inputs//a/./x.png", ("a", "x.png")),
-        ("/data/multimodal_inputs/x.png/", ("x.png",)),
         ("//data/multimodal_inputs/x.png", ("x.png",)),
         ("/mnt/real/图 1.png", ("图 1.png",)),
         ("file:///data/multimodal_inputs/x.png", ("x.png",)),
@@ -201,10 +244,21 @@ def test_a_path_below_the_root_is_taken_apart(path: str, components: tuple[str, 
         ("/data/multimodal_inputs_2/x.png", "outside"),
         ("/data/x.png", "outside"),
         ("/etc/passwd.png", "outside"),
-        ("x.png", "outside"),
-        ("./x.png", "outside"),
-        ("data/multimodal_inputs/x.png", "outside"),
-        ("~/x.png", "outside"),
+        ("//data/x.png", "begins with //: a URL begins with http://"),
+        ("//a.example/x.png", "begins with //: a URL begins with http://"),
+        ("x.png", "begins neither with / like a path nor with http://"),
+        ("a/b.png", "begins neither with / like a path nor with http://"),
+        ("./x.png", "begins neither with / like a path nor with http://"),
+        ("a.example/x.png", "begins neither with / like a path nor with http://"),
+        ("data/multimodal_inputs/x.png", "begins neither with / like a path nor with http://"),
+        ("~/x.png", "begins neither with / like a path nor with http://"),
+        ("/data/multimodal_inputs/x.png/", "ends in /, which names no file"),
+        ("/data/multimodal_inputs/x.png//", "ends in /, which names no file"),
+        ("/data/multimodal_inputs/x.png/.", "ends in /, which names no file"),
+        ("file:///data/multimodal_inputs/x.png/", "ends in /, which names no file"),
+        ("/" + "x" * 4091 + ".png", "path of 4096 characters, at most 4095"),
+        ("file:///" + "x" * 5000, "path of 5001 characters, at most 4095"),
+        (" /data/multimodal_inputs/x.png", "begins with a space"),
         ("/data/multimodal_inputs/x.txt", "does not end in .jpg, .jpeg, .png"),
         ("/data/multimodal_inputs/x.png\x00", "control character"),
         ("/data/multimodal_inputs/x\n.png", "control character"),
@@ -214,6 +268,17 @@ def test_a_path_below_the_root_is_taken_apart(path: str, components: tuple[str, 
 )
 def test_any_other_path_is_refused(path: str, reason: str) -> None:
     assert reason in refusal(path)
+
+
+@pytest.mark.parametrize("space", [" ", "\t", "\n", "\u3000"])
+@pytest.mark.parametrize("value", ["http://a.example/x.png", "AAAA", "data:image/png;base64,AAAA"])
+def test_a_value_that_begins_with_a_space_is_told_so(space: str, value: str) -> None:
+    assert refusal(space + value) == "begins with a space or a line break"
+
+
+def test_the_longest_path_is_a_path() -> None:
+    name = "x" * (4095 - len("/data/multimodal_inputs/.png")) + ".png"
+    assert source(f"/data/multimodal_inputs/{name}") == LocalSource((name,))
 
 
 @pytest.mark.parametrize(

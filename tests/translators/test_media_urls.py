@@ -249,10 +249,43 @@ def test_named_private_networks_are_allowed_and_no_others() -> None:
             policy.check_address(ipaddress.ip_address(address))
 
 
-@pytest.mark.parametrize("listed", ["10.1.0.1/16", "somewhere", "10.0.0.0/33"])
+@pytest.mark.parametrize(
+    "listed", ["10.1.0.1/16", "somewhere", "10.0.0.0/33", "10.0.0.0/8 fd00::/8"]
+)
 def test_networks_must_be_networks(listed: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         parse_networks(listed)
+
+
+@pytest.mark.parametrize(
+    "listed",
+    ["0.0.0.0/0", "0.0.0.0/1", "::/0", "2000::/3", "8.8.8.8", "10.0.0.0/7", "2606:4700::/32"],
+)
+def test_networks_hold_nothing_public(listed: str) -> None:
+    with pytest.raises(ValueError, match="holds public addresses"):
+        parse_networks(f"10.0.0.0/8,{listed}")
+
+
+@pytest.mark.parametrize("listed", ["::ffff:10.0.0.0/104", "64:ff9b::/96", "2002:a00::/24"])
+def test_networks_of_ipv4_are_named_as_such(listed: str) -> None:
+    with pytest.raises(ValueError, match="stands for IPv4 addresses"):
+        parse_networks(listed)
+
+
+@pytest.mark.parametrize(
+    ("listed", "inside"),
+    [
+        ("10.0.0.0/8", "10.255.0.1"),
+        ("172.16.0.0/12", "172.31.0.1"),
+        ("100.64.0.0/10", "100.100.0.1"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("fc00::/7", "fd00::1"),
+        ("::1", "::1"),
+        ("2001:db8::/48", "2001:db8::1"),
+    ],
+)
+def test_a_network_that_is_accepted_works(listed: str, inside: str) -> None:
+    HostPolicy(None, parse_networks(listed)).check_address(ipaddress.ip_address(inside))
 
 
 def test_the_list_is_exact_and_ignores_case() -> None:
@@ -262,6 +295,52 @@ def test_the_list_is_exact_and_ignores_case() -> None:
     for host in ("x.a.example", "a.example.", "example", "a.example.evil", "16909060", "2606::2"):
         with pytest.raises(MediaRefused, match="not on the list"):
             policy.check_host(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "*.example.com",
+        "*",
+        ".example.com",
+        "http://a.example",
+        "a.example/",
+        "a.example/path",
+        "a.example:8080",
+        "a.example b.example",
+        "a.example;b.example",
+        "user@a.example",
+        "a.example?x",
+        "a..example",
+        "b\u00fccher.example",
+        "1.2.3.256",
+        "[::1",
+        "[::1]:80",
+        "fe80::1%eth0",
+        "a" * 64,
+        "a." * 127 + "example",
+    ],
+)
+def test_what_no_host_can_equal_is_not_listed(host: str) -> None:
+    with pytest.raises(ValueError, match="no exact name or address of a host"):
+        parse_hosts(f"b.example,{host}")
+
+
+@pytest.mark.parametrize(
+    ("listed", "url"),
+    [
+        ("A.Example", "http://a.example:8080/x"),
+        ("a_b.example-1.org", "http://A_b.example-1.org/"),
+        ("xn--bcher-kva.example", "http://xn--bcher-kva.example/"),
+        ("a.example.", "http://a.example./"),
+        ("localhost", "http://localhost/"),
+        ("1.2.3.4", "http://1.2.3.4/"),
+        ("2606::0:1", "http://[2606::1]/"),
+        ("[2606::1]", "http://[2606:0::1]:8/"),
+    ],
+)
+def test_a_host_that_is_listed_works(listed: str, url: str) -> None:
+    HostPolicy(parse_hosts(listed)).check_host(parse_url(url).host)
 
 
 def test_an_empty_list_tells_the_operator_what_to_set() -> None:

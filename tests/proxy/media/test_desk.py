@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -179,11 +180,22 @@ async def test_a_name_that_resolves_inward_is_not_connected_to(
     assert watch.connected == []
 
 
-@pytest.mark.parametrize("answer", [[], None])
-async def test_a_name_without_an_address_is_refused(tmp_path: Path, answer: Any) -> None:
-    resolve = FakeDns({} if answer is None else {HOST: [answer]})
-    async with opened(tmp_path, resolve) as made:
-        assert "no address" in await refusal(made, image(f"http://{HOST}/a.png"))
+@pytest.mark.parametrize("listed", [True, False])
+async def test_names_that_are_inside_are_not_told_from_names_that_are_not(
+    tmp_path: Path, listed: bool
+) -> None:
+    """Else a client could ask which names there are inside."""
+    inside = [[answer] for answer in INWARD]
+    absent: list[dict[str, list[Sequence[str]]]] = [{}, {HOST: [[]]}]
+    every = {"contract": "server", "allowed_media_domains": None, "media_from_any_host": True}
+    chosen: dict[str, Any] = {} if listed else every
+    said = set()
+    for answers in [{HOST: answer} for answer in inside] + absent:
+        async with opened(tmp_path, FakeDns(answers), media_private_networks="", **chosen) as made:
+            with watching() as watch:
+                said.add(await refusal(made, text("a"), image(f"http://{HOST}/a.png")))
+            assert watch.connected == []
+    assert said == {'"text_input[1]" gives a URL whose host has no public address'}
 
 
 async def test_a_resolver_that_hangs_is_given_up(tmp_path: Path) -> None:
@@ -193,7 +205,7 @@ async def test_a_resolver_that_hangs_is_given_up(tmp_path: Path) -> None:
 
     settings = Settings(allowed_media_domains=HOST, media_connect_timeout=0.05)
     made = media_desk(settings, hang)
-    assert "no address" in await refusal(made, image(f"http://{HOST}/a.png"))
+    assert "no public address" in await refusal(made, image(f"http://{HOST}/a.png"))
 
 
 LITERALS = [
@@ -281,14 +293,14 @@ async def test_redirects_are_not_followed(tmp_path: Path, status: int) -> None:
         assert watch.connected == [("127.0.0.1", host.port)]
 
 
-@pytest.mark.parametrize("status", [201, 204, 206, 304, 400, 401, 404, 500, 503])
+@pytest.mark.parametrize("status", [201, 204, 206, 300, 304, 305, 400, 401, 404, 500, 503])
 async def test_only_200_is_an_answer(tmp_path: Path, status: int) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         return web.Response(status=status, body=None if status in (204, 304) else png())
 
     async with media_host(handler) as host, opened(tmp_path) as made:
         found = await refusal(made, image(host.url()))
-        assert "redirects" in found or f"answered {status}" in found
+        assert found == f'"text_input[0]" could not be fetched: its host answered {status}'
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate, gzip", "zstd"])
@@ -336,6 +348,15 @@ async def test_content_decides_whatever_name_and_type_say(tmp_path: Path, body: 
         for part in parts:
             found = await refusal(made, text("a"), part)
             assert "is not one of jpg, png" in found or "is empty" in found
+
+
+@pytest.mark.parametrize("value", ["//host/x", "/data/multimodal_inputs/x", "AAAAAAAA", "*" * 8])
+async def test_what_was_taken_for_base64_is_told_so(tmp_path: Path, value: str) -> None:
+    """Without a dot and a scheme it is neither path nor URL, whatever it was meant to be."""
+    async with opened(tmp_path) as made:
+        found = await refusal(made, text("a"), image(value))
+    assert found.startswith('"text_input[1]" is neither a URL nor a path with a dot, ')
+    assert "base64" in found
 
 
 @pytest.mark.parametrize("data", [png(40_000, 1), jpeg(60_000, 60_000)])
@@ -593,12 +614,25 @@ async def test_a_small_disk_is_told_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with opened(tmp_path, media_concurrency=10) as made:
+        (tmp_path / "root").mkdir()
         monkeypatch.setattr(made.reserve, "free", lambda: 600 * MIB)
-        made.warn_about_disk({MediaKind.IMAGE: 1, MediaKind.VIDEO: 0})
-        made.warn_about_disk({})
+        made.report({MediaKind.IMAGE: 1, MediaKind.VIDEO: 0})
+        made.report({})
         assert caplog.text == ""
-        made.warn_about_disk({MediaKind.VIDEO: 1})
+        made.report({MediaKind.VIDEO: 1})
         assert "7680 MB" in caplog.text
+
+
+async def test_a_missing_root_is_told_only_where_there_are_media(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with opened(tmp_path, media_root="/nowhere/at/all") as made:
+        made.report({})
+        made.report({MediaKind.IMAGE: 0})
+        assert caplog.text == ""
+        made.report({MediaKind.IMAGE: 1})
+        assert "/nowhere/at/all is not there: no local media" in caplog.text
 
 
 @pytest.mark.parametrize("limit", [0, MIB])

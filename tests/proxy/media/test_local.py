@@ -47,6 +47,9 @@ def tree(tmp_path: Path) -> Path:
         "dead.png": "nothing.png",
         "proc.png": "/proc/self/environ",
         "around.png": "sub/../../root/a.png",
+        "no-directory.png": "a.png/",
+        "no-directory-either.png": "sub/b.png/.",
+        "directory-slash": "sub/",
     }
     for name, target in links.items():
         (root / name).symlink_to(target)
@@ -71,6 +74,7 @@ def open_at(root: Path, path: str) -> bytes:
         ("sub/up.png", (3, 2)),
         ("sub/deep/two.png", (5, 5)),
         ("directory/b.png", (5, 5)),
+        ("directory-slash/b.png", (5, 5)),
         ("directory/deep/two.png", (5, 5)),
     ],
 )
@@ -91,6 +95,8 @@ def test_files_below_the_root_are_read(tree: Path, path: str, size: tuple[int, i
         "way-out-absolute/secret.png",
         "way-out/root/a.png",
         "around.png",
+        "no-directory.png",
+        "no-directory-either.png",
         "loop.png",
         "loop-a.png",
         "dead.png",
