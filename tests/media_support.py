@@ -120,6 +120,10 @@ class Watch:
     connected: list[tuple[Any, ...]] = field(default_factory=list)
     resolved: list[str] = field(default_factory=list)
 
+    def below(self, directory: Path) -> list[str]:
+        """The files there that were opened, those without a name included."""
+        return [name for name in self.opened if Path(name).is_relative_to(directory)]
+
 
 _watches: list[Watch] = []
 

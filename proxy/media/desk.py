@@ -9,13 +9,12 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from proxy.admission import RETRY_AFTER
 from proxy.media.content import Content, DiskReserve, Medium, PromptPart, Spool
 from proxy.media.download import Downloader
 from proxy.media.inline import decode
 from proxy.media.local import MediaRoot
+from proxy.media.turns import Turns, busy
 from proxy.threads import joined
-from translators.errors import ServiceUnavailable
 from translators.media import (
     InlineSource,
     LocalSource,
@@ -47,8 +46,6 @@ _AT_ONCE: Final = 4
 """Media of one request that are fetched at the same time."""
 _IMAGES_OF_FULL_SIZE: Final = 4
 """All images of one request may have as many pixels as this many of the largest."""
-_WAITING_PER_TURN: Final = 32
-"""Requests with media that may wait for each one that is served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +87,7 @@ class MediaDesk:
         self._hosts = hosts
         self._root = root
         self._downloader = downloader
-        self._turns = asyncio.Semaphore(limits.concurrency)
-        self._waiting = 0
+        self._turns = Turns(limits.concurrency)
 
     @asynccontextmanager
     async def fetched(
@@ -111,7 +107,8 @@ class MediaDesk:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.limits.total_time
         begun = loop.time()
-        async with self._turn(deadline):
+        hosts = {job.source.host for job in jobs if isinstance(job.source, MediaUrl)}
+        async with self._turns.turn(hosts, deadline):
             late = loop.time() - begun > self.limits.total_time / 2
             needed = sum(job.disk_needed(self.limits.memory) for job in jobs)
             with self.reserve.hold(min(needed, MAX_REQUEST_BYTES)):
@@ -125,24 +122,6 @@ class MediaDesk:
     def _job(self, part: MediaPart) -> _Job:
         with named(part.index):
             return _Job(part, read_source(part, self._hosts, self._root.spellings))
-
-    @asynccontextmanager
-    async def _turn(self, deadline: float) -> AsyncIterator[None]:
-        """Wait for a turn, in order. ServiceUnavailable when the queue is full or too slow."""
-        if self._waiting >= _WAITING_PER_TURN * self.limits.concurrency:
-            raise _busy()
-        self._waiting += 1
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._turns.acquire()
-        except TimeoutError:
-            raise _busy() from None
-        finally:
-            self._waiting -= 1
-        try:
-            yield
-        finally:
-            self._turns.release()
 
     def report(self, most: Mapping[MediaKind, int]) -> None:
         """Tell the operator what the media that the model takes will lack here."""
@@ -166,10 +145,6 @@ class MediaDesk:
     async def close(self) -> None:
         """Close every connection."""
         await self._downloader.close()
-
-
-def _busy() -> ServiceUnavailable:
-    return ServiceUnavailable("too many requests with media at once", retry_after=RETRY_AFTER)
 
 
 class _Batch:
@@ -197,7 +172,7 @@ class _Batch:
                     task.result()
             for job, task in zip(jobs, tasks, strict=True):
                 if late and not task.done():
-                    raise _busy()
+                    raise busy()
                 with named(job.part.index):
                     self._check_done(task)
             return iter([task.result() for task in tasks])

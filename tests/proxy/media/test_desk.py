@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from proxy.media import desk
+from proxy.media import desk, turns
 from proxy.media.build import media_desk
 from proxy.media.content import Medium
 from proxy.media.desk import MediaDesk
@@ -306,8 +306,11 @@ async def test_only_200_is_an_answer(tmp_path: Path, status: int) -> None:
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate, gzip", "zstd"])
 async def test_a_compressed_answer_is_refused(tmp_path: Path, encoding: str) -> None:
     handler = serves(bytes(1000), **{"Content-Encoding": encoding})
-    async with media_host(handler) as host, opened(tmp_path) as made:
-        assert "compressed" in await refusal(made, image(host.url()))
+    async with media_host(handler) as host, opened(tmp_path, media_memory_limit=0) as made:
+        with watching() as watch:
+            assert "compressed" in await refusal(made, image(host.url()))
+        assert watch.connected == [("127.0.0.1", host.port)]
+        assert watch.below(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -327,7 +330,11 @@ async def test_a_compressed_answer_is_refused(tmp_path: Path, encoding: str) -> 
 )
 async def test_a_lying_or_broken_answer_is_refused(tmp_path: Path, answer: bytes) -> None:
     async with raw_host(answer) as host, opened(tmp_path) as made:
-        assert (await refusal(made, text("a"), image(host.url()))).startswith('"text_input[1]" ')
+        with watching() as watch:
+            found = await refusal(made, text("a"), image(host.url()))
+        assert found.startswith('"text_input[1]" ')
+        assert set(watch.connected) == {("127.0.0.1", host.port)}
+        assert watch.below(tmp_path) == []
 
 
 async def test_an_answer_without_a_length_is_taken(tmp_path: Path) -> None:
@@ -362,7 +369,9 @@ async def test_what_was_taken_for_base64_is_told_so(tmp_path: Path, value: str) 
 @pytest.mark.parametrize("data", [png(40_000, 1), jpeg(60_000, 60_000)])
 async def test_an_image_bomb_is_refused(tmp_path: Path, data: bytes) -> None:
     async with opened(tmp_path, media_max_pixels=30_000) as made:
-        assert "pixels" in await refusal(made, image(data_url(data)))
+        with watching() as watch:
+            assert "pixels" in await refusal(made, image(data_url(data)))
+        assert (watch.connected, watch.below(tmp_path)) == ([], [])
 
 
 async def test_the_images_of_a_request_have_a_limit_together(tmp_path: Path) -> None:
@@ -402,8 +411,13 @@ async def test_an_endless_body_is_cut_off(tmp_path: Path) -> None:
             sent += MIB
 
     async with media_host(handler) as host, opened(tmp_path) as made:
-        assert "larger than 40 MB" in await refusal(made, image(host.url()))
+        with watching() as watch:
+            assert "larger than 40 MB" in await refusal(made, image(host.url()))
         assert sent < 60 * MIB
+        assert watch.connected == [("127.0.0.1", host.port)]
+        # One file without a name, which is gone.
+        assert set(watch.below(tmp_path)) == {str(tmp_path)}
+        assert names_in(tmp_path) == []
         await asyncio.wait_for(host.dropped.wait(), 10)
 
 
@@ -564,11 +578,11 @@ async def test_text_does_not_wait_for_media(tmp_path: Path) -> None:
 
 async def test_who_waits_too_long_is_told_to_come_again(tmp_path: Path) -> None:
     async with opened(tmp_path, media_concurrency=1, media_total_timeout=0.05) as made:
-        async with made._turn(asyncio.get_running_loop().time() + 60):
+        async with made._turns.turn((), asyncio.get_running_loop().time() + 60):
             with pytest.raises(ServiceUnavailable, match="at once") as caught:
                 await fetch(made, image(data_url(png())))
         assert caught.value.retry_after
-        assert made._waiting == 0
+        assert made._turns.waiting == 0
 
 
 async def test_whose_time_went_by_in_the_queue_is_told_to_come_again(tmp_path: Path) -> None:
@@ -577,12 +591,32 @@ async def test_whose_time_went_by_in_the_queue_is_told_to_come_again(tmp_path: P
         media_host(trickle) as host,
         opened(tmp_path, media_concurrency=1, media_total_timeout=0.6) as made,
     ):
-        async with made._turn(asyncio.get_running_loop().time() + 60):
+        async with made._turns.turn((), asyncio.get_running_loop().time() + 60):
             late = asyncio.create_task(fetch(made, image(host.url())))
-            await eventually(lambda: made._waiting == 1)
+            await eventually(lambda: made._turns.waiting == 1)
             await asyncio.sleep(0.4)
         with pytest.raises(ServiceUnavailable, match="at once"):
             await late
+
+
+async def test_one_slow_host_leaves_turns_to_the_others(tmp_path: Path) -> None:
+    """Media from elsewhere, and those in the request itself, are served meanwhile."""
+    both = {"allowed_media_domains": f"{HOST},other.test", "media_concurrency": 4}
+    names = FakeDns({HOST: [["127.0.0.1"]], "other.test": [["127.0.0.1"]]})
+    async with (
+        media_host(trickle) as slow,
+        media_host(serves(png())) as fast,
+        opened(tmp_path, names, **both) as made,
+    ):
+        held = [asyncio.create_task(fetch(made, image(slow.url()))) for _ in range(20)]
+        await eventually(lambda: len(slow.requests) == 3)
+        for part in (image(fast.url(host="other.test")), image(data_url(png()))):
+            assert await fetch(made, part) == [png()]
+        assert (len(slow.requests), made._turns.waiting) == (3, 17)
+        for task in held:
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+        assert made._turns.waiting == 0
 
 
 async def test_the_queue_is_bounded(tmp_path: Path) -> None:
@@ -590,7 +624,7 @@ async def test_the_queue_is_bounded(tmp_path: Path) -> None:
         async with made.fetched(read_parts([image(data_url(png()))]), EVERYTHING):
             waiting = [
                 asyncio.create_task(fetch(made, image(data_url(png()))))
-                for _ in range(desk._WAITING_PER_TURN)
+                for _ in range(turns._WAITING_PER_TURN)
             ]
             await asyncio.sleep(0)
             with pytest.raises(ServiceUnavailable):
@@ -669,7 +703,9 @@ async def test_proxies_of_the_environment_are_followed_only_when_told(
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("NO_PROXY", raising=False)
         async with opened(tmp_path) as made:
-            assert await fetch(made, image(host.url())) == [png(2, 2)]
+            with watching() as watch:
+                assert await fetch(made, image(host.url())) == [png(2, 2)]
+            assert watch.connected == [("127.0.0.1", host.port)]
         assert proxy.requests == []
         async with opened(tmp_path, media_proxy_from_env=True) as made:
             assert await fetch(made, image(host.url())) == [png(1, 1)]
