@@ -14,7 +14,7 @@ from tests.e2e.herd import Herd, started_herd
 from tests.e2e.plugin import install_plugin
 from tests.e2e.remote import RemoteGateway, remote_gateway
 from tests.e2e.support import NAMES, RealGateway
-from tests.e2e.vllm_server import own_options, vllm_server
+from tests.e2e.vllm_server import own_options, vllm_environment, vllm_server
 from tests.support import MODEL, serving
 
 if TYPE_CHECKING:
@@ -50,12 +50,9 @@ def tiny_model() -> Path:
 
 @pytest.fixture(scope="session")
 def engine_environment() -> Iterator[dict[str, str]]:
-    """vLLM's environment here: a small cache, and no more in the log than warnings."""
-    wanted = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_LOGGING_LEVEL": "WARNING"}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in wanted.items():
-            patch.setenv(name, os.environ.get(name, value))
-        yield dict(os.environ)
+    """vLLM's environment, for the whole session."""
+    with vllm_environment(gigabytes=2) as environment:
+        yield environment
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from tests.e2e.descendants import descendants
 
 STARTS_WITHIN = 300.0
 NEW_OPTIONS = {(0, 32): ("--enable-per-request-metrics",)}
 """What a version has that the ones before it have not."""
+
+
+@contextmanager
+def vllm_environment(*, gigabytes: int) -> Iterator[dict[str, str]]:
+    """vLLM's environment, also of this process: a small cache, and no more in the log than
+    warnings. What the caller's environment says about them goes first.
+    """
+    wanted = {"VLLM_CPU_KVCACHE_SPACE": str(gigabytes), "VLLM_LOGGING_LEVEL": "WARNING"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in wanted.items():
+            patch.setenv(name, os.environ.get(name, value))
+        yield dict(os.environ)
 
 
 def free_port() -> int:

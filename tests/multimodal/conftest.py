@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.remote import remote_gateway
-from tests.e2e.vllm_server import own_options, vllm_server
+from tests.e2e.vllm_server import own_options, vllm_environment, vllm_server
 from tests.multimodal.support import Gateway, Seeing
 from tests.support import MODEL, serving
 
@@ -41,12 +41,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment() -> Iterator[dict[str, str]]:
-    """vLLM's environment: small caches, since two engines run side by side, and a short log."""
-    wanted = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in wanted.items():
-            patch.setenv(name, os.environ.get(name, value))
-        yield dict(os.environ)
+    """vLLM's environment, for one model: two engines run side by side."""
+    with vllm_environment(gigabytes=1) as environment:
+        yield environment
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
