@@ -31,6 +31,7 @@ from proxy.request_log import ACCOUNT, TRACE
 from proxy.settings import Settings
 from translators.body import parse_object
 from translators.errors import GatewayError, GenerationError, InvalidInput
+from translators.media import check_texts
 from translators.request import (
     Envelope,
     Parameters,
@@ -204,6 +205,7 @@ def client_id(gateway: Gateway, own: str | None, headers: Mapping[str, str]) -> 
 async def _prompt(gateway: Gateway, envelope: Envelope) -> Prompt:
     if not envelope.parts:
         return Prompt(await gateway.engine.tokenize(envelope.text))
+    check_texts(envelope.parts, gateway.info.placeholders)
     async with gateway.media.fetched(envelope.parts, gateway.info.media) as parts:
         return await gateway.engine.prepare(parts)
 

@@ -196,6 +196,11 @@ class FakeVllm:
     detokenizes: bool = True
     media: frozenset[str] = frozenset()
     """Kinds of media that it takes in chats: image, video, audio."""
+    placeholder: str | None = None
+    """A text that it refuses in chats, as real servers do with a model's own placeholder."""
+    refused_media: frozenset[bytes] = frozenset()
+    """Media that it cannot decode."""
+    refusal_status: int = 400
     sampling_defaults: dict[str, float] | None = None
     metrics: str = ""
     healthy: bool = True
@@ -296,16 +301,19 @@ class FakeVllm:
 
     def _tokenize(self, document: dict[str, Any]) -> tuple[int, Any]:
         if "messages" in document:
+            if self.placeholder is not None and self.placeholder in str(document["messages"]):
+                said = f"Found more '{self.placeholder}' placeholders in input prompt than actual"
+                return self.refusal_status, _error(f"{said} multimodal data items.", 400)
             ids = self.chat_tokens(document["messages"])
             if ids is None:
-                return 400, _error("smol is not a multimodal model", 400)
+                return self.refusal_status, _error("smol is not a multimodal model", 400)
         else:
             ids = self.tokenizer.encode(document["prompt"])
         length = self.max_model_len
         return 200, {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": None}
 
     def chat_tokens(self, messages: Any) -> list[int] | None:
-        """Text in its words, each medium as one token; None for a kind that it does not take."""
+        """Text in its words, each medium as one token; None for what it does not take."""
         ids: list[int] = []
         for part in messages[0]["content"]:
             if part["type"] == "text":
@@ -317,7 +325,8 @@ class FakeVllm:
             head, _, data = part[part["type"]]["url"].partition(",")
             assert head.startswith("data:")
             assert head.endswith(";base64")
-            base64.b64decode(data, validate=True)
+            if base64.b64decode(data, validate=True) in self.refused_media:
+                return None
             ids += self.tokenizer.encode(f"<{kind}>")
         return ids
 

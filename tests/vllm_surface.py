@@ -93,6 +93,8 @@ HANDLES: Final = (
     Handle("media_prompt", "self._renderer", RENDERER),
     Handle("media_prompt", "chat_tokens", "vllm.renderers.params.TokenizeParams"),
     Handle("media_prompt", "processing", "vllm.multimodal.processing.BaseProcessingInfo"),
+    Handle("media_prompt", "parser", "vllm.multimodal.parse.MultiModalDataParser"),
+    Handle("media_prompt", "resampler", "vllm.multimodal.audio.AudioResampler"),
     Handle("media_prompt", "tools.registry", "vllm.utils.registry.ExtensionManager"),
     Handle("media_prompt", "components", "vllm.renderers.inputs.preprocess.PromptComponents"),
     Handle("media_prompt", "loader", MEDIA_IO),
@@ -119,6 +121,8 @@ PASSED_ON: Final = frozenset(
         "type",
         "tokenizer",
         "media_io",
+        # A pair, or what has it as its `media`.
+        "loaded",
     }
 )
 """Names annotated `Any` that hold something of vLLM whose attributes we do not use."""

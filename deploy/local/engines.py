@@ -55,11 +55,18 @@ ENGINES: Final = {
         # Later transformers are newer than this vLLM.
         Engine("0.23.0", torch="2.11.0", limits=("transformers<5.11",), any_torch=True),
         Engine("0.32.0", torch="2.13.0"),
-        # Beside torchvision, decoders of sound.
+        # Beside torchvision, decoders of sound, and torchaudio for other rates than the model's.
         Engine(
             "0.32.0",
             torch="2.13.0",
-            media=("torchvision===0.28.0", "av>=16", "scipy>=1.16", "soundfile>=0.13", "soxr>=1"),
+            media=(
+                "torchvision===0.28.0",
+                "torchaudio>=2.11.1",
+                "av>=16",
+                "scipy>=1.16",
+                "soundfile>=0.13",
+                "soxr>=1",
+            ),
         ),
     )
 }

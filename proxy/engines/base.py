@@ -38,6 +38,8 @@ class ModelInfo:
     defaults: ModelDefaults = field(default_factory=ModelDefaults)
     media: Mapping[MediaKind, int] = field(default_factory=dict)
     """Media that the model takes besides text: the most items of each kind in one request."""
+    placeholders: tuple[str, ...] = ()
+    """Texts that stand for media in the model's prompts; none when the engine does not tell."""
     special_token_ids: frozenset[int] = frozenset()
     """Begin, end and other tokens that are no text."""
     max_num_batched_tokens: int | None = None

@@ -62,7 +62,6 @@ from translators.errors import (
     GatewayError,
     GenerationError,
     IncompleteGeneration,
-    InvalidInput,
     Overloaded,
 )
 from translators.media import TextPart
@@ -283,6 +282,7 @@ class EmbeddedEngine:
             dtype=str(model.dtype).removeprefix("torch."),
             **_cache_figures(config),
             media={} if self._prompts is None else self._prompts.limits,
+            placeholders=() if self._prompts is None else self._prompts.placeholders,
         )
 
     async def tokenize(self, text: str) -> list[int]:
@@ -313,11 +313,6 @@ class EmbeddedEngine:
             return Prompt(await self.tokenize(text))
         try:
             return await self._prompts.prepare(parts)
-        except ImportError as error:
-            log.warning("a library for media is missing: %s", type(error).__name__)
-            raise InvalidInput(
-                "the server has no library for media like these, such as sound of this rate"
-            ) from error
         except Exception as error:
             raise _as_gateway_error(error) from error
 
@@ -558,6 +553,7 @@ def _media_tools() -> Tools:
         chat_params=ChatParams,
         components=extract_prompt_components,
         model_class=get_model_cls,
+        refusals=(*_REFUSALS, ImportError),
         video_processor=get_video_processor_cls_name,
     )
 

@@ -9,12 +9,14 @@ so that no URL of a client ever reaches vLLM.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.util
+import itertools
 import logging
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,7 +27,7 @@ from proxy.media.content import Medium, PromptPart
 from proxy.settings import SettingsError
 from proxy.threads import in_thread, joined
 from translators.media import TextPart, named
-from translators.media_formats import MediaKind, rule_of
+from translators.media_formats import MAX_ITEMS, MediaKind, rule_of
 from translators.media_urls import MediaRefused
 
 log = logging.getLogger(__name__)
@@ -39,8 +41,14 @@ NO_MEDIA: Final = (
     "the OpenAI API takes no media here: send them to /v2/models/{model}/generate_stream, "
     "or put the gateway in front of a vLLM server (docs/openai.md)"
 )
+_RESAMPLERS: Final = {"pyav": "av"}
+"""The module of a method of resampling where it has another name."""
 _DECODERS: Final = {MediaKind.AUDIO: ("soundfile", "av"), MediaKind.VIDEO: ("cv2",)}
 """What vLLM decodes with: one of these has to be installed."""
+_LENGTH: Final = "input_tokens"
+"""What vLLM's error is about when a prompt is too long."""
+_Shown = str | tuple[MediaKind, str]
+"""A text, or a medium by the URL that it has in the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,8 @@ class Tools:
     """(model config, engine input) to its text and tokens."""
     model_class: Callable[[Any], Any]
     """The class of a model, which knows its placeholders."""
+    refusals: tuple[type[Exception], ...]
+    """Errors that are about the request."""
     video_processor: Callable[[Any], str | None]
     """What processes a model's videos, and with that which frames are taken of them."""
 
@@ -69,11 +79,11 @@ class MediaTable:
         self._media: dict[str, Medium] = {}
 
     @contextmanager
-    def shown(self, parts: Sequence[PromptPart]) -> Iterator[list[str | tuple[MediaKind, str]]]:
+    def shown(self, parts: Sequence[PromptPart]) -> Iterator[list[_Shown]]:
         """The parts as texts and as (kind, URL), until the end of the block."""
         urls: list[str] = []
         try:
-            shown: list[str | tuple[MediaKind, str]] = []
+            shown: list[_Shown] = []
             for part in parts:
                 if isinstance(part, TextPart):
                     shown.append(part.text)
@@ -96,25 +106,39 @@ class MediaTable:
         if medium is None:
             raise ValueError(NO_MEDIA)
         with named(medium.index):
+            frames = None
             if medium.kind is MediaKind.VIDEO:
-                await check_video(medium.content, self._max_pixels)
+                frames = await check_video(medium.content, self._max_pixels)
             data = await joined(medium.content.read)
 
             def decode() -> Any:
-                return _decode(medium, data, loader)
+                return _decode(medium, data, loader, frames)
 
             return await in_thread(decode)
 
 
-def _decode(medium: Medium, data: bytes, loader: Any) -> Any:
+def _decode(medium: Medium, data: bytes, loader: Any, frames: int | None) -> Any:
+    """`frames` is how many a video has."""
+    reason = f"cannot be decoded as {medium.kind.value}"
     try:
         if medium.kind is MediaKind.IMAGE:
             check_image(data, medium.format.name)
-        return loader.load_bytes(data)
+        loaded = loader.load_bytes(data)
+        if medium.kind is MediaKind.IMAGE or not _is_empty(loaded):
+            return loaded
+        reason = f"holds no {medium.kind.value}"
     except Exception as error:
         # Decoders raise what they like; all of it is about these bytes.
         log.info("a medium could not be decoded: %s", type(error).__name__)
-        raise MediaRefused(f"cannot be decoded as {medium.kind.value}") from None
+    if frames == 1:
+        reason = "has a single frame, and the video loader of this model needs two"
+    raise MediaRefused(reason)
+
+
+def _is_empty(loaded: Any) -> bool:
+    """Whether there are no frames, or no samples: vLLM's loaders may give that for an answer."""
+    values, _ = getattr(loaded, "media", loaded)
+    return 0 in values.shape
 
 
 def make_connector(base: type[Any], table: MediaTable) -> type[Any]:
@@ -152,6 +176,9 @@ class MediaPrompts:
         self._turns = asyncio.Semaphore(_AT_ONCE)
         processing = self._renderer.get_mm_processor().info
         self.limits = media_limits(processing.allowed_mm_limits)
+        if MediaKind.AUDIO in self.limits:
+            warn_about_resampler(processing.data_parser)
+        self.placeholders = self._placeholders(engine.get_tokenizer().all_special_tokens)
 
     def _choose(self, style: str) -> bool:
         """Whether prompts go through the chat template. Settled once, at the start."""
@@ -170,15 +197,59 @@ class MediaPrompts:
             return False
         return True
 
+    def _placeholders(self, special_tokens: Sequence[str]) -> tuple[str, ...]:
+        """What stands for media in this model's prompts, and the special tokens in it."""
+        model_class = self._tools.model_class(self._model)
+        whole: set[str | None] = set()
+        for kind, place in itertools.product(MediaKind, range(1, MAX_ITEMS + 1)):
+            # Of a kind that a model does not have it says so in ways of its own.
+            with suppress(Exception):
+                whole.add(model_class.get_placeholder_str(kind.value, place))
+        texts = {text for text in whole if text}
+        tokens = [token for token in special_tokens if any(token in text for text in texts)]
+        return shortest(texts.union(tokens))
+
     async def prepare(self, parts: Sequence[PromptPart]) -> Prompt:
-        """The prompt, decoded and counted. Foreign errors are raised as they come."""
+        """The prompt, decoded and counted.
+
+        InvalidInput for a medium that the model cannot be shown by itself either; other
+        foreign errors are raised as they come.
+        """
         async with self._turns:
             with self._table.shown(parts) as shown:
-                rendered = await (self._by_template(shown) if self._chat else self._plain(shown))
+                try:
+                    rendered = await self._render(shown)
+                except self._tools.refusals as error:
+                    if getattr(error, "parameter", None) != _LENGTH:
+                        await self._find_refused(shown)
+                    raise
         components = self._tools.components(self._model, rendered)
         return Prompt(list(components.token_ids), rendered)
 
-    async def _by_template(self, shown: list[str | tuple[MediaKind, str]]) -> Any:
+    async def _render(self, shown: list[_Shown]) -> Any:
+        return await (self._by_template(shown) if self._chat else self._plain(shown))
+
+    async def _find_refused(self, shown: list[_Shown]) -> None:
+        for index, part in enumerate(shown):
+            if not isinstance(part, str):
+                with named(index):
+                    await self._try_alone(part)
+
+    async def _try_alone(self, part: _Shown) -> None:
+        try:
+            await self._render([part, "."])
+        except ImportError as error:
+            log.warning("a library for media is missing: %s", type(error).__name__)
+            raise MediaRefused(
+                "needs a library that the server does not have, such as one for sound of this rate"
+            ) from None
+        except self._tools.refusals as error:
+            log.info("the model refuses a medium: %s", type(error).__name__)
+            raise MediaRefused(
+                "is refused by the model's processor: too short, too small, or of an odd shape"
+            ) from None
+
+    async def _by_template(self, shown: list[_Shown]) -> Any:
         # Without its cache of what the engine was sent: a prompt that is refused
         # after this would leave an entry there for data that was never sent.
         _, rendered = await self._renderer.render_chat_async(
@@ -186,7 +257,7 @@ class MediaPrompts:
         )
         return rendered[0]
 
-    async def _plain(self, shown: list[str | tuple[MediaKind, str]]) -> Any:
+    async def _plain(self, shown: list[_Shown]) -> Any:
         text: list[str] = []
         media: defaultdict[str, list[Any]] = defaultdict(list)
         model_class = self._tools.model_class(self._model)
@@ -207,6 +278,13 @@ class MediaPrompts:
         if kind is MediaKind.VIDEO:
             return await fetch(url, video_processor=self._tools.video_processor(self._model))
         return await fetch(url)
+
+
+def shortest(texts: Collection[str]) -> tuple[str, ...]:
+    """Those that hold none of the others: where one of all stands, one of these does."""
+    return tuple(
+        sorted(text for text in texts if not any(other in text for other in texts if other != text))
+    )
 
 
 def _user_message(shown: Sequence[str | tuple[MediaKind, str]]) -> dict[str, Any]:
@@ -238,3 +316,20 @@ def media_limits(allowed: Mapping[str, int]) -> dict[MediaKind, int]:
             )
             del limits[kind]
     return {kind: limit for kind, limit in limits.items() if limit}
+
+
+def warn_about_resampler(parser: Any) -> None:
+    """Say at the start when only sound of the model's own rate can be taken."""
+    resampler = parser.audio_resampler
+    if resampler.target_sr is None:
+        return
+    module = _RESAMPLERS.get(resampler.method, resampler.method)
+    try:
+        importlib.import_module(module)
+    except Exception:
+        # Built for another torch, it fails in other ways than by not being there.
+        log.warning(
+            "%s is missing or does not fit: sound of another rate than %g Hz is refused",
+            module,
+            resampler.target_sr,
+        )

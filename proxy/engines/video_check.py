@@ -26,8 +26,11 @@ _SECONDS: Final = 60
 _UNREADABLE: Final = "cannot be decoded as video"
 
 
-async def check_video(content: Content, max_pixels: int) -> None:
-    """MediaRefused unless the video can be decoded and its frames are small enough."""
+async def check_video(content: Content, max_pixels: int) -> int:
+    """How many frames there are.
+
+    MediaRefused unless the video can be decoded and its frames are small enough.
+    """
     video = await joined(content.descriptor)
     try:
         child = await asyncio.create_subprocess_exec(
@@ -47,8 +50,11 @@ async def check_video(content: Content, max_pixels: int) -> None:
         if child.returncode is None:
             child.kill()
             await child.wait()
-    if child.returncode or not said.strip().isdigit():
+    numbers = said.split()
+    if child.returncode or not numbers or not all(map(bytes.isdigit, numbers)):
         log.info("a video could not be decoded: exit code %s", child.returncode)
         raise MediaRefused(_UNREADABLE)
-    if not 0 < int(said) <= max_pixels:
-        raise MediaRefused(f"has frames of {int(said)} pixels, from 1 to {max_pixels} are allowed")
+    pixels = int(numbers[0])
+    if not 0 < pixels <= max_pixels:
+        raise MediaRefused(f"has frames of {pixels} pixels, from 1 to {max_pixels} are allowed")
+    return int(numbers[-1])

@@ -2,7 +2,8 @@
 
 Run by `proxy.engines.video_check` as a script: `video_child.py MAX_PIXELS SECONDS`.
 It reads the video as vLLM's own loader does, with the same library, and writes
-the pixels of a frame. Exit codes: 0 it can be decoded, 1 it cannot. Imports
+the pixels of a frame and, when they are within the limit, how many frames there
+are. Exit codes: 0 it can be decoded, 1 it cannot. Imports
 nothing of ours, so that it starts fast.
 """
 
@@ -32,7 +33,9 @@ def main() -> int:
     sys.stdout.flush()
     if not 0 < width * height <= max_pixels:
         return 0
-    return 0 if _frames(cv2, capture) else 1
+    frames = _frames(cv2, capture)
+    sys.stdout.write(f"{frames}\n")
+    return 0 if frames else 1
 
 
 def _opened(cv2: Any, data: bytes) -> Any:

@@ -135,8 +135,10 @@ def encoded(image: Any, image_format: str = "PNG") -> bytes:
     return buffer.getvalue()
 
 
-def film(colour: tuple[int, int, int], name: str = "x.mp4", codec: str = "mp4v") -> bytes:
-    """Two seconds of one colour."""
+def film(
+    colour: tuple[int, int, int], name: str = "x.mp4", codec: str = "mp4v", *, frames: int = 8
+) -> bytes:
+    """Two seconds of one colour, or another number of frames of a quarter of a second."""
     import cv2
     import numpy as np
 
@@ -144,17 +146,16 @@ def film(colour: tuple[int, int, int], name: str = "x.mp4", codec: str = "mp4v")
         path = os.path.join(folder, name)  # noqa: PTH118 - a string is what cv2 wants
         writer = cv2.VideoWriter(path, cv2.VideoWriter_fourcc(*codec), 4, (64, 64))
         frame = np.full((64, 64, 3), colour[::-1], np.uint8)
-        for _ in range(8):
+        for _ in range(frames):
             writer.write(frame)
         writer.release()
         return Path(path).read_bytes()
 
 
-def tone(hertz: float, seconds: float = 1.0) -> bytes:
+def tone(hertz: float, seconds: float = 1.0, *, rate: int = 16000) -> bytes:
     """A WAV of one tone."""
     import numpy as np
 
-    rate = 16000
     wave_form = np.sin(2 * np.pi * hertz * np.arange(int(seconds * rate)) / rate)
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:

@@ -33,11 +33,13 @@ async def test_two_sounds_have_an_order(seeing: Seeing) -> None:
     assert await seeing.tokens(high, text("and"), low) != first
 
 
-@pytest.mark.parametrize("hertz", [440, 4000])
+@pytest.mark.parametrize("rate", [16000, 8000, 44100])
+@pytest.mark.parametrize("hertz", [440, 3000])
 async def test_prompt_and_tokens_are_those_of_vllm_driven_directly(
-    seeing: Seeing, hertz: float
+    seeing: Seeing, hertz: float, rate: int
 ) -> None:
-    heard = tone(hertz)
+    """Also of a sound of another rate than the model's, which vLLM resamples."""
+    heard = tone(hertz, rate=rate)
     await seeing.tokens(text("What is it?"), audio(heard))
     content = [{"type": "text", "text": "What is it?"}, {"type": "audio", "audio_url": ""}]
     direct = await seeing.direct(seeing.in_template(content), audio=samples(heard))
@@ -48,8 +50,10 @@ async def test_prompt_and_tokens_are_those_of_vllm_driven_directly(
 async def test_the_sidecar_shows_the_same_frames(seeing: Seeing, sidecar: Gateway) -> None:
     low, high = audio(tone(440)), audio(tone(4000))
     made = []
+    slow = audio(tone(440, rate=8000))
     for parts in (
         [text("What is it?"), low],
+        [text("What is it?"), slow, high],
         [text("What is it?"), high],
         [low, text("and"), high],
         [high, text("and"), low],
@@ -66,6 +70,30 @@ async def test_a_sound_that_cannot_be_decoded_is_named(seeing: Seeing) -> None:
         assert response.status == 422
         assert response.json["error"].startswith('"text_input[1]" ')
     assert await seeing.tokens(audio(tone(440))) == low
+
+
+@pytest.mark.parametrize("samples", [0, 1, 100])
+async def test_a_sound_that_is_too_short_is_named(
+    seeing: Seeing, sidecar: Gateway, samples: int
+) -> None:
+    """How short is too short the model decides."""
+    low, short = audio(tone(440)), audio(tone(440, samples / 16000))
+    for gateway in (seeing, sidecar):
+        for parts, index in [([text("What?"), short], 1), ([low, text("and"), short], 2)]:
+            response = await gateway.ask(*parts)
+            assert response.status == 422
+            assert response.json["error"].startswith(f'"text_input[{index}]" ')
+    assert await seeing.tokens(low)
+
+
+async def test_text_that_stands_for_a_sound_is_named(seeing: Seeing) -> None:
+    """The sound would be heard there, not where it stands."""
+    response = await seeing.ask(audio(tone(440)), text("What is <|AUDIO|> here?"))
+    assert response.status == 422
+    assert response.json["error"] == (
+        '"text_input[1]" holds "<|AUDIO|>", which marks a medium for this model'
+    )
+    assert await seeing.tokens(text("What is <|AUDIO|> here?"))
 
 
 async def test_a_model_of_sound_takes_no_images(seeing: Seeing, sidecar: Gateway) -> None:

@@ -140,6 +140,22 @@ async def test_an_image_that_cannot_be_decoded_is_named(seeing: Seeing, data: by
     assert await seeing.tokens(text("What?"), image(data_url(RED_PNG)))
 
 
+@pytest.mark.parametrize("plain", ["<image>", "what is <image> here", "<image> <image>"])
+async def test_text_that_stands_for_an_image_is_named(
+    seeing: Seeing, sidecar: Gateway, plain: str
+) -> None:
+    red = image(data_url(RED_PNG))
+    assert seeing.running.gateway.info.placeholders == ("<image>",)
+    for gateway in (seeing, sidecar):
+        response = await gateway.ask(text("What?"), red, text(plain))
+        assert response.status == 422
+        assert response.json["error"] == (
+            '"text_input[2]" holds "<image>", which marks a medium for this model'
+        )
+        # Without a medium it is text.
+        assert (await gateway.ask(text(plain))).status == 200
+
+
 async def test_the_models_own_limit_names_the_part(seeing: Seeing) -> None:
     red = image(data_url(RED_PNG))
     assert await seeing.text(red, red, red, text("?"))
@@ -248,12 +264,12 @@ async def test_the_server_behind_never_fetches(seeing: Seeing, sidecar: Gateway)
 
 async def test_what_the_server_refuses_leaves_it_alive(sidecar: Gateway) -> None:
     red = image(data_url(RED_PNG))
-    for parts in (
-        [red, image(data_url(RED_PNG[:60]))],
-        [red, image(data_url(encoded(picture(RED), "JPEG")[:200], "image/jpeg"))],
-        [red, red, red, red],
-    ):
-        assert (await sidecar.ask(text("?"), *parts)).status == 424
+    for cut in (RED_PNG[:60], encoded(picture(RED), "JPEG")[:200]):
+        response = await sidecar.ask(text("?"), red, image(data_url(cut)))
+        assert response.status == 422
+        assert response.json["error"].startswith('"text_input[2]" is refused by the server')
+    # How many are too many only the server knows.
+    assert (await sidecar.ask(text("?"), red, red, red, red)).status == 424
     response = await sidecar.ask(text("?"), {"type": "audio_url", "audio_url": "AAAA"})
     assert response.status == 422
     assert response.json["error"].startswith('"text_input[1]" holds audio')

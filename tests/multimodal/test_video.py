@@ -121,7 +121,11 @@ async def test_a_shape_that_the_model_refuses_leaves_the_engine_alive(
     """The model's own processor decides, after decoding: a refusal, or an answer."""
     shown = image(data_url(encoded(picture(RED, size))))
     response = await seeing.ask(text("What?"), shown)
-    assert response.status == (200 if size == (1, 1) else 424)
+    if size == (1, 1):
+        assert response.status == 200
+    else:
+        assert response.status == 422
+        assert response.json["error"].startswith('"text_input[1]" is refused by the model')
     assert await seeing.tokens(text("What?"), image(data_url(encoded(picture(RED)))))
 
 
@@ -150,6 +154,28 @@ async def test_a_film_that_cannot_be_decoded_is_named(seeing: Seeing) -> None:
         assert response.status == 422
         assert response.json["error"].startswith('"text_input[1]" ')
     assert await seeing.tokens(video(film(RED))) == red
+
+
+@pytest.mark.parametrize(("name", "codec"), [("x.mp4", "mp4v"), ("x.avi", "MJPG")])
+async def test_a_film_of_one_frame_is_told_so(seeing: Seeing, name: str, codec: str) -> None:
+    """It is a film, but vLLM's loader finds no frame in it. It finds both of two."""
+    still, moving = (film(RED, name, codec, frames=frames) for frames in (1, 2))
+    response = await seeing.ask(text("What?"), video(still))
+    assert response.status == 422
+    assert response.json["error"] == (
+        '"text_input[1]" has a single frame, and the video loader of this model needs two'
+    )
+    assert await seeing.tokens(text("What?"), video(moving))
+
+
+@pytest.mark.parametrize("marked", ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>"])
+async def test_text_that_stands_for_a_medium_is_named(seeing: Seeing, marked: str) -> None:
+    shown = image(data_url(encoded(picture(RED))))
+    response = await seeing.ask(text("What"), text(f" is {marked} here?"), shown)
+    assert response.status == 422
+    assert response.json["error"] == (
+        f'"text_input[1]" holds "{marked}", which marks a medium for this model'
+    )
 
 
 async def test_frames_have_a_limit(seeing: Seeing) -> None:

@@ -143,6 +143,22 @@ async def test_a_text_model_takes_lists_of_text_and_names_the_medium() -> None:
         assert watch.resolved == []
 
 
+async def test_text_that_stands_for_a_medium_is_named_before_anything_is_fetched() -> None:
+    info = replace(ALL_MEDIA, placeholders=("<image>",))
+    async with serving(StubEngine(info=info), allowed_media_domains=HOST) as running:
+        with watching() as watch:
+            response = await ask(running, text("see <image>"), image(f"http://{HOST}/a.png"))
+        assert response.status == 422
+        assert response.json == {
+            "error": '"text_input[0]" holds "<image>", which marks a medium for this model',
+            "error_type": "Input Validation Error",
+        }
+        assert watch.resolved == []
+        # By itself it is text like any other, also as a string.
+        assert (await ask(running, text("see <image>"))).status == 200
+        assert (await post(running.port, generate_body("see <image>"))).status == 200
+
+
 async def test_media_come_after_the_text_and_before_the_parameters(tmp_path: Path) -> None:
     """Contract §1: text_input, media, token count, parameters."""
     bad = image("http://evil.example/a.png")
@@ -227,6 +243,9 @@ def local(root: Path) -> list[str]:
         "/dev/stdin.png",
         "secret.png",
         "../secret.png",
+        f"{root}/x.png/",
+        f"{root}/x.png/.",
+        f" {root}/x.png",
         f"{root}\\..\\secret.png",
         f"{root}/secret.png\0.png",
     ]
@@ -238,6 +257,7 @@ URLS = [
     "http://2130706433:{port}/a.png",
     "http://0x7f000001:{port}/a.png",
     "http://0177.0.0.1:{port}/a.png",
+    "http://017700000001:{port}/a.png",
     "http://127.1:{port}/a.png",
     "http://[::1]:{port}/a.png",
     "http://[::ffff:127.0.0.1]:{port}/a.png",
@@ -246,9 +266,17 @@ URLS = [
     "http://127\u30020\u30020\u30021:{port}/a.png",
     "http://169.254.169.254/latest/meta-data/a.png",
     "http://[fd00:ec2::254]/a.png",
+    "http://169.254.1.1/a.png",
+    "http://[fe80::1]/a.png",
     "http://100.64.0.1/a.png",
+    "http://100.100.100.200/a.png",
     "http://10.0.0.1/a.png",
+    "http://172.16.0.1/a.png",
+    "http://192.168.0.1/a.png",
+    "http://[fc00::1]/a.png",
     "http://224.0.0.1/a.png",
+    "http://[ff02::1]/a.png",
+    "http://0.0.0.0:{port}/a.png",
     "http://inward.test:{port}/a.png",
     "http://mixed.test:{port}/a.png",
     "http://nowhere.test:{port}/a.png",
@@ -268,7 +296,11 @@ URLS = [
     "gopher://media.test:{port}/a.png",
     "file://media.test/a.png",
     "jar:http://media.test:{port}/a.png",
+    "s3://media.test/a.png",
+    "unix:///var/run/docker.sock",
     "//media.test:{port}/a.png",
+    "media.test:{port}/a.png",
+    " http://127.0.0.1:{port}/a.png",
     "http:media.test/a.png",
     "http://media.test:{port}/" + "a" * 4096,
 ]
@@ -314,6 +346,7 @@ async def test_no_path_of_the_attack_list_opens_a_file(tmp_path: Path) -> None:
         (tmp_path / "root2").mkdir()
         (tmp_path / "root2" / "secret.png").write_bytes(png())
         (root / "sub").mkdir()
+        (root / "x.png").write_bytes(png())
         (root / "link.png").symlink_to("../secret.png")
         (root / "up").symlink_to("..")
         (root / "zero.png").symlink_to("/dev/zero")
@@ -337,9 +370,11 @@ async def test_sixty_megabytes_of_base64_are_refused_by_size(tmp_path: Path) -> 
     async with multimodal(tmp_path) as running:
         assert (await post(running.port, body)).status == 413
     async with multimodal(tmp_path, body_limit=80 << 20) as running:
-        response = await post(running.port, body)
+        with watching() as watch:
+            response = await post(running.port, body)
         assert response.status == 422
         assert "larger than 40 MB" in response.json["error"]
+        assert watch.below(tmp_path) == []
 
 
 # Ends

@@ -43,6 +43,7 @@ _RETRY_AFTER: Final = range(1, 3601)
 _OK: Final = 200
 _BUSY: Final = (429, 503)
 _CLIENT_ERRORS: Final = range(400, 500)
+_INVALID: Final = (400, 422)
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _JSON: Final = {"Content-Type": "application/json"}
 _BODILESS: Final = ("GET", "HEAD")
@@ -70,8 +71,27 @@ _READ_AHEAD: Final = 16 * 1024
 read of the socket comes on top."""
 
 
+_COMPLAINT: Final = 64 * 1024
+"""Bytes of an answer that is no 200 which are looked at."""
+
+
 class AnswerTooLargeError(Exception):
     """An answer exceeds its bound."""
+
+
+class RefusedError(GenerationError):
+    """The server says no to a request, with this HTTP status."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__("the engine refuses this request")
+        self.code = code
+        self.said = b""
+        """The server's own words, where they were read. They may quote the prompt."""
+
+    @property
+    def is_about_content(self) -> bool:
+        """Whether the request itself is at fault, not its key, its path or its size."""
+        return self.code in _INVALID
 
 
 class Client:
@@ -135,6 +155,9 @@ class Client:
                 try:
                     _check_head(self.name, response)
                     return await _whole_body(response, limit)
+                except RefusedError as error:
+                    error.said = await _beginning(response, _COMPLAINT)
+                    raise
                 finally:
                     # Closes the connection unless the whole answer was read.
                     response.release()
@@ -260,6 +283,15 @@ async def _whole_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
     return bytes(body)
 
 
+async def _beginning(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    body = bytearray()
+    async for block in response.content.iter_any():
+        body += block
+        if len(body) > limit:
+            break
+    return bytes(body)
+
+
 def _check_head(name: str, response: aiohttp.ClientResponse) -> None:
     """Raise the GatewayError that stands for anything but a readable 200."""
     if response.status != _OK:
@@ -280,7 +312,7 @@ def refusal(status: int, retry_after: str | None = None) -> GatewayError:
     if status in _BUSY:
         return ServiceUnavailable("the engine is busy", retry_after=seconds_of(retry_after))
     if status in _CLIENT_ERRORS:
-        return GenerationError("the engine refuses this request")
+        return RefusedError(status)
     return IncompleteGeneration("the engine failed on this request")
 
 

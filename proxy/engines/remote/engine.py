@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,12 @@ from typing import Any, Final, Protocol, TypeVar
 import orjson
 
 from proxy.engines.base import EngineRequest, Load, ModelInfo, Prompt, total
-from proxy.engines.remote.client import AnswerTooLargeError, Client, ConnectionFailedError
+from proxy.engines.remote.client import (
+    AnswerTooLargeError,
+    Client,
+    ConnectionFailedError,
+    RefusedError,
+)
 from proxy.engines.remote.gauges import Gauges
 from proxy.engines.remote.message import ChatMessage, LargeBody
 from proxy.engines.remote.openai import RemoteOpenAI
@@ -22,10 +28,11 @@ from proxy.engines.remote.request import chat, completion
 from proxy.engines.remote.stream import RemoteStream
 from proxy.engines.remote.upstream import Upstream
 from proxy.engines.stream import TokenStream
-from proxy.media.content import PromptPart
+from proxy.media.content import Medium, PromptPart
 from translators.errors import GatewayError, GenerationError, IncompleteGeneration
-from translators.media import TextPart
+from translators.media import TextPart, check_no_text, named
 from translators.media_formats import MAX_ITEMS
+from translators.media_urls import MediaRefused
 from translators.sampling import ModelDefaults
 
 log = logging.getLogger(__name__)
@@ -42,6 +49,8 @@ _TOKENIZE_WITHIN: Final = 60.0
 _PER_TOKEN: Final = 12
 """Bytes of one token id in JSON, generously."""
 _HEAD: Final = 64 * 1024
+_PLACEHOLDER: Final = re.compile(r"Found more '([^']{1,200})' placeholders")
+"""How vLLM says that a text holds what stands for media."""
 REFUSAL_GRACE: Final = 0.1
 """Seconds to wait for a first word of a server that has sent its 200: some checks come after it."""
 
@@ -193,11 +202,42 @@ class RemoteEngine:
             return Prompt(await self.tokenize(text))
         message = ChatMessage(parts)
         try:
-            ids = await self._tokens(lambda upstream: message.body({"model": upstream.model}))
+            return Prompt(await self._counted(message), message)
+        except RefusedError as error:
+            message.close()
+            if error.is_about_content:
+                await self._find_refused(parts, error)
+            raise
         except BaseException:
             message.close()
             raise
-        return Prompt(ids, message)
+
+    async def _counted(self, message: ChatMessage) -> list[int]:
+        return await self._tokens(lambda upstream: message.body({"model": upstream.model}))
+
+    async def _find_refused(self, parts: Sequence[PromptPart], error: RefusedError) -> None:
+        """InvalidInput for the part that a server refuses, where that can be found out."""
+        placeholder = _PLACEHOLDER.search(error.said.decode(errors="replace"))
+        if placeholder is not None:
+            check_no_text(parts, placeholder[1])
+        for index, part in enumerate(parts):
+            if isinstance(part, Medium):
+                with named(index):
+                    await self._try_alone(part)
+
+    async def _try_alone(self, medium: Medium) -> None:
+        message = ChatMessage([medium, TextPart(".")])
+        try:
+            await self._counted(message)
+        except RefusedError as error:
+            if not error.is_about_content:
+                raise
+            raise MediaRefused(
+                "is refused by the server's model: it cannot be decoded, or is too short, "
+                "too small or of an odd shape"
+            ) from None
+        finally:
+            message.close()
 
     async def submit(self, request: EngineRequest) -> TokenStream:
         message: ChatMessage | None = request.payload

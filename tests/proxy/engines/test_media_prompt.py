@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from proxy.engines.media_prompt import NO_MEDIA, MediaTable, make_connector
+from proxy.engines import media_prompt
+from proxy.engines.media_prompt import (
+    NO_MEDIA,
+    MediaPrompts,
+    MediaTable,
+    make_connector,
+    shortest,
+    warn_about_resampler,
+)
+from proxy.media.content import Content, Medium, PromptPart
+from tests.media_support import SAMPLES
+from translators.errors import InvalidInput
+from translators.media import TextPart
+from translators.media_formats import HEAD_BYTES, MediaKind, sniff
 
 SECRET = "https://bucket.example/x.png?signature=xyzzy"
 
@@ -23,3 +42,201 @@ async def test_a_url_of_a_client_of_vllms_own_api_is_refused_and_not_repeated() 
         assert str(caught.value) == NO_MEDIA
         with pytest.raises(ValueError, match="takes no media"):
             connector.load_from_url(url, None)
+
+
+def medium(name: str) -> Medium:
+    data = SAMPLES[name]
+    file_format = sniff(data[:HEAD_BYTES])
+    assert file_format is not None
+    return Medium(2, file_format.kind, file_format, Content(len(data), memory=data))
+
+
+@dataclass
+class Loader:
+    """In the place of vLLM's loader of one medium."""
+
+    answer: Any
+
+    def load_bytes(self, data: bytes) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+async def load(name: str, answer: Any) -> Any:
+    table = MediaTable(100)
+    with table.shown([medium(name)]) as ((_, url),):  # type: ignore[misc]
+        return await table.load(url, Loader(answer))
+
+
+async def refusal(name: str, answer: Any) -> str:
+    with pytest.raises(InvalidInput) as caught:
+        await load(name, answer)
+    return caught.value.message
+
+
+def video(frames: int, *, wrapped: bool = False) -> Any:
+    """As vLLM's loaders answer: 0.23 with the frames and what is known of them, 0.32 in a box."""
+    found = (np.zeros((frames, 4, 4, 3), np.uint8), {"fps": 4})
+    return SimpleNamespace(media=found) if wrapped else found
+
+
+@pytest.fixture
+def frames(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many frames the child that tries videos out finds; settable."""
+    said = {"count": 8}
+
+    async def check(content: Content, max_pixels: int) -> int:
+        return said["count"]
+
+    monkeypatch.setattr(media_prompt, "check_video", check)
+    return said
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+async def test_a_video_without_frames_is_refused(frames: dict[str, int], wrapped: bool) -> None:
+    film = video(8, wrapped=wrapped)
+    assert await load("mp4", film) is film
+    found = await refusal("mp4", video(0, wrapped=wrapped))
+    assert found == '"text_input[2]" holds no video'
+
+
+async def test_what_no_loader_takes_is_refused(frames: dict[str, int]) -> None:
+    for name, kind in (("mp4", "video"), ("wav", "audio")):
+        found = await refusal(name, OSError("broken"))
+        assert found == f'"text_input[2]" cannot be decoded as {kind}'
+
+
+@pytest.mark.parametrize("answer", [video(0), ZeroDivisionError()])
+async def test_a_video_of_one_frame_is_told_so(frames: dict[str, int], answer: Any) -> None:
+    frames["count"] = 1
+    found = await refusal("mp4", answer)
+    assert "has a single frame, and the video loader of this model needs two" in found
+    # One that the loader does read passes.
+    await load("mp4", video(1))
+
+
+async def test_a_sound_without_samples_is_refused() -> None:
+    sound = (np.zeros(1, np.float32), 16000)
+    assert await load("wav", sound) is sound
+    found = await refusal("wav", (np.zeros(0, np.float32), 16000))
+    assert found == '"text_input[2]" holds no audio'
+
+
+@pytest.mark.parametrize(
+    ("texts", "kept"),
+    [
+        ({"<image>"}, ("<image>",)),
+        ({"Audio 1: <|A|>", "Audio 2: <|A|>", "<|A|>"}, ("<|A|>",)),
+        ({"<s><i><e>", "<s>", "<i>", "<e>"}, ("<e>", "<i>", "<s>")),
+        ({"<|image_1|>", "<|image_10|>"}, ("<|image_10|>", "<|image_1|>")),
+        (set(), ()),
+    ],
+)
+def test_the_shortest_placeholders_are_enough(texts: set[str], kept: tuple[str, ...]) -> None:
+    assert shortest(texts) == kept
+
+
+def parser(method: str, rate: float | None) -> Any:
+    return SimpleNamespace(audio_resampler=SimpleNamespace(method=method, target_sr=rate))
+
+
+def test_a_missing_resampler_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    warn_about_resampler(parser("no_such_module", 16000))
+    assert caplog.messages == [
+        "no_such_module is missing or does not fit: sound of another rate than 16000 Hz is refused"
+    ]
+
+
+@pytest.mark.parametrize(
+    "parser",
+    [parser("no_such_module", None), parser("json", 16000)],
+    ids=["takes every rate", "there"],
+)
+def test_no_resampler_is_missed_where_none_is_needed(
+    parser: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_about_resampler(parser)
+    assert caplog.messages == []
+
+
+class LengthError(ValueError):
+    """As vLLM's about a prompt that is too long."""
+
+    parameter = "input_tokens"
+
+
+@dataclass
+class Prompts(MediaPrompts):
+    """Prompts whose rendering a test decides, by the kinds and texts that are shown."""
+
+    render: Any
+    _table: MediaTable = field(default_factory=lambda: MediaTable(100))
+    _turns: Any = field(default_factory=nullcontext)
+    _tools: Any = field(
+        default_factory=lambda: SimpleNamespace(
+            refusals=(ValueError, ImportError),
+            components=lambda model, rendered: SimpleNamespace(token_ids=rendered),
+        )
+    )
+    _model: Any = None
+    shown: list[list[str]] = field(default_factory=list)
+
+    async def _render(self, shown: list[Any]) -> Any:
+        await asyncio.sleep(0)
+        self.shown.append([part if isinstance(part, str) else part[0].value for part in shown])
+        return self.render(self.shown[-1])
+
+
+def picky(kind: MediaKind, error: Exception) -> Any:
+    """A model that refuses whatever holds this kind."""
+
+    def render(shown: list[str]) -> list[int]:
+        if kind.value in shown:
+            raise error
+        return [1] * len(shown)
+
+    return render
+
+
+PARTS: list[PromptPart] = [TextPart("a"), medium("png"), TextPart("b"), medium("wav")]
+
+
+async def test_the_medium_that_a_model_refuses_is_named() -> None:
+    prompts = Prompts(picky(MediaKind.AUDIO, ValueError("too short")))
+    with pytest.raises(InvalidInput) as caught:
+        await prompts.prepare(PARTS)
+    assert caught.value.message.startswith('"text_input[3]" is refused by the model\'s processor')
+    # Each by itself, until one fails.
+    assert prompts.shown == [["a", "image", "b", "audio"], ["image", "."], ["audio", "."]]
+
+
+async def test_a_missing_library_is_told_with_the_medium_that_needs_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    prompts = Prompts(picky(MediaKind.IMAGE, ImportError("torchaudio")))
+    with pytest.raises(InvalidInput) as caught:
+        await prompts.prepare(PARTS)
+    assert caught.value.message.startswith('"text_input[1]" needs a library')
+    assert "a library for media is missing" in caplog.text
+
+
+async def test_what_no_medium_is_to_blame_for_is_raised_as_it_comes() -> None:
+    def render(shown: list[str]) -> list[int]:
+        if len(shown) > 2:
+            raise error
+        return []
+
+    for error, tries in [(ValueError("odd"), 3), (LengthError(), 1), (RuntimeError("fault"), 1)]:
+        prompts = Prompts(render)
+        with pytest.raises(type(error)) as caught:
+            await prompts.prepare(PARTS)
+        assert caught.value is error
+        assert len(prompts.shown) == tries
+
+
+async def test_a_good_prompt_is_rendered_once() -> None:
+    prompts = Prompts(lambda shown: [7, 8])
+    assert (await prompts.prepare(PARTS)).ids == [7, 8]
+    assert len(prompts.shown) == 1

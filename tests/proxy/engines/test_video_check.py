@@ -31,8 +31,8 @@ def video(size: int = 3_000_000) -> Content:
 
 
 async def test_a_child_that_is_content_is_believed(child: Callable[[str], object]) -> None:
-    child(READ + "assert len(data) == 3_000_000; print(100)")
-    await check_video(video(), 100)
+    child(READ + "assert len(data) == 3_000_000; print(100); print(8)")
+    assert await check_video(video(), 100) == 8
 
 
 async def test_the_limit_is_handed_over_and_kept(child: Callable[[str], object]) -> None:
@@ -55,6 +55,7 @@ async def test_the_limit_is_handed_over_and_kept(child: Callable[[str], object])
         READ,
         READ + "print('nonsense')",
         READ + "print(-5)",
+        READ + "print(100); print('many')",
         "import sys; sys.exit(1)",
         "import os; os.abort()",
         "import os; os.close(0); os.close(1)",

@@ -158,9 +158,57 @@ async def test_the_prompt_is_counted_before_the_parameters(tmp_path: Path) -> No
         assert len(opened.server.calls) == 1
 
 
-async def test_what_the_server_refuses_is_424(tmp_path: Path) -> None:
+async def test_a_medium_that_the_server_refuses_is_named(tmp_path: Path) -> None:
+    async with seeing(tmp_path) as opened:
+        opened.server.refused_media = frozenset({png(7, 7)})
+        before = open_files()
+        response = await ask(
+            opened, text("a"), image(data_url(png())), text("b"), image(data_url(png(7, 7)))
+        )
+        assert response.status == 422
+        assert response.json["error"].startswith(
+            '"text_input[3]" is refused by the server\'s model: it cannot be decoded'
+        )
+        await opened.settled(refused=1)
+        # Counted together, then each by itself.
+        assert opened.server.asked[-3:] == ["/tokenize"] * 3
+        assert open_files() == before
+
+
+async def test_a_text_that_stands_for_a_medium_is_named(tmp_path: Path) -> None:
+    async with seeing(tmp_path) as opened:
+        opened.server.placeholder = "<image>"
+        response = await ask(
+            opened, text("a"), image(data_url(png())), text("what is <image> here")
+        )
+        assert response.status == 422
+        assert response.json["error"] == (
+            '"text_input[2]" holds "<image>", which marks a medium for this model'
+        )
+        assert opened.server.asked[-1:] == ["/tokenize"]
+
+
+async def test_what_no_part_is_to_blame_for_is_424(tmp_path: Path) -> None:
+    """More media than fit, say: how many do only the server knows."""
+
+    async def refuse(call: Call) -> None:
+        many = call.document["body"].count(b"image_url") > 2
+        body = b"{}" if many else b'{"tokens": [7]}'
+        status = b"400 Bad Request" if many else b"200 OK"
+        head = b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n" % (status, len(body))
+        await call.send(head + body)
+
+    async with seeing(tmp_path) as opened:
+        opened.server.others["/tokenize"] = refuse
+        assert (await ask(opened, *[image(data_url(png()))] * 2)).status == 424
+        await opened.settled(refused=1)
+
+
+@pytest.mark.parametrize("status", [401, 404, 413])
+async def test_no_medium_is_blamed_for_what_is_not_about_it(tmp_path: Path, status: int) -> None:
     async with seeing(tmp_path) as opened:
         opened.server.media = frozenset()
+        opened.server.refusal_status = status
         assert (await ask(opened, image(data_url(png())))).status == 424
         await opened.settled(refused=1)
 
