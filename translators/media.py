@@ -148,9 +148,9 @@ def check_texts(parts: Sequence[Part], placeholders: Collection[str]) -> None:
     Beside a medium only: it would be shown there, not where it stands. Texts that
     follow each other may become one in the prompt, so they are read as one.
     """
-    if all(isinstance(part, TextPart) for part in parts):
+    if not placeholders or all(isinstance(part, TextPart) for part in parts):
         return
-    longest = max(map(len, placeholders), default=0)
+    longest = max(map(len, placeholders))
     before = ""
     for index, part in enumerate(parts):
         if isinstance(part, MediaPart):

@@ -176,6 +176,12 @@ def test_other_text_and_text_alone_passes(parts: list[Any]) -> None:
     check_texts(read_parts([text("<image>"), image("x")]), ())
 
 
+@pytest.mark.parametrize("placeholders", [(), PLACEHOLDERS])
+def test_many_texts_are_not_read_again_and_again(placeholders: tuple[str, ...]) -> None:
+    """Were all of them kept, this would copy 40 GB."""
+    check_texts([MediaPart(0, IMAGE, "x"), *[TextPart("a" * 200)] * 20_000], placeholders)
+
+
 def test_the_first_text_with_a_placeholder_is_found_among_media() -> None:
     parts = [object(), TextPart("a"), TextPart("a <image>"), TextPart("<image>")]
     check_no_text(parts, "<video>")

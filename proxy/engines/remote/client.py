@@ -44,6 +44,7 @@ _OK: Final = 200
 _BUSY: Final = (429, 503)
 _CLIENT_ERRORS: Final = range(400, 500)
 _INVALID: Final = (400, 422)
+_FAULT: Final = 500
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _JSON: Final = {"Content-Type": "application/json"}
 _BODILESS: Final = ("GET", "HEAD")
@@ -92,6 +93,13 @@ class RefusedError(GenerationError):
     def is_about_content(self) -> bool:
         """Whether the request itself is at fault, not its key, its path or its size."""
         return self.code in _INVALID
+
+
+class FailedError(IncompleteGeneration):
+    """The server fails on a request, and perhaps because of it."""
+
+    said = b""
+    is_about_content = True
 
 
 class Client:
@@ -313,6 +321,8 @@ def refusal(status: int, retry_after: str | None = None) -> GatewayError:
         return ServiceUnavailable("the engine is busy", retry_after=seconds_of(retry_after))
     if status in _CLIENT_ERRORS:
         return RefusedError(status)
+    if status == _FAULT:
+        return FailedError("the engine failed on this request")
     return IncompleteGeneration("the engine failed on this request")
 
 

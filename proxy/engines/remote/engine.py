@@ -18,6 +18,7 @@ from proxy.engines.remote.client import (
     AnswerTooLargeError,
     Client,
     ConnectionFailedError,
+    FailedError,
     RefusedError,
 )
 from proxy.engines.remote.gauges import Gauges
@@ -25,6 +26,7 @@ from proxy.engines.remote.message import ChatMessage, LargeBody
 from proxy.engines.remote.openai import RemoteOpenAI
 from proxy.engines.remote.probe import Profile
 from proxy.engines.remote.request import chat, completion
+from proxy.engines.remote.samples import sample
 from proxy.engines.remote.stream import RemoteStream
 from proxy.engines.remote.upstream import Upstream
 from proxy.engines.stream import TokenStream
@@ -203,10 +205,10 @@ class RemoteEngine:
         message = ChatMessage(parts)
         try:
             return Prompt(await self._counted(message), message)
-        except RefusedError as error:
+        except (RefusedError, FailedError) as error:
             message.close()
             if error.is_about_content:
-                await self._find_refused(parts, error)
+                await self._find_refused(parts, error.said)
             raise
         except BaseException:
             message.close()
@@ -215,9 +217,9 @@ class RemoteEngine:
     async def _counted(self, message: ChatMessage) -> list[int]:
         return await self._tokens(lambda upstream: message.body({"model": upstream.model}))
 
-    async def _find_refused(self, parts: Sequence[PromptPart], error: RefusedError) -> None:
+    async def _find_refused(self, parts: Sequence[PromptPart], said: bytes) -> None:
         """InvalidInput for the part that a server refuses, where that can be found out."""
-        placeholder = _PLACEHOLDER.search(error.said.decode(errors="replace"))
+        placeholder = _PLACEHOLDER.search(said.decode(errors="replace"))
         if placeholder is not None:
             check_no_text(parts, placeholder[1])
         for index, part in enumerate(parts):
@@ -226,18 +228,24 @@ class RemoteEngine:
                     await self._try_alone(part)
 
     async def _try_alone(self, medium: Medium) -> None:
-        message = ChatMessage([medium, TextPart(".")])
-        try:
-            await self._counted(message)
-        except RefusedError as error:
-            if not error.is_about_content:
-                raise
+        # A server that does not take a good medium any more is itself at fault.
+        if not await self._takes(medium) and await self._takes(sample(medium.kind)):
             raise MediaRefused(
                 "is refused by the server's model: it cannot be decoded, or is too short, "
                 "too small or of an odd shape"
-            ) from None
+            )
+
+    async def _takes(self, medium: Medium) -> bool:
+        message = ChatMessage([medium, TextPart(".")])
+        try:
+            await self._counted(message)
+        except (RefusedError, FailedError) as error:
+            if not error.is_about_content:
+                raise
+            return False
         finally:
             message.close()
+        return True
 
     async def submit(self, request: EngineRequest) -> TokenStream:
         message: ChatMessage | None = request.payload
