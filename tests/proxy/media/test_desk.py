@@ -394,7 +394,10 @@ async def test_sound_that_is_too_long_is_refused(tmp_path: Path) -> None:
 async def test_a_declared_size_over_the_limit_is_not_even_read(tmp_path: Path) -> None:
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (40 * MIB + 1)
     async with raw_host(answer) as host, opened(tmp_path) as made:
-        assert "larger than 40 MB" in await refusal(made, image(host.url()))
+        with watching() as watch:
+            assert "larger than 40 MB" in await refusal(made, image(host.url()))
+        assert watch.connected == [("127.0.0.1", host.port)]
+        assert watch.below(tmp_path) == []
 
 
 async def test_an_endless_body_is_cut_off(tmp_path: Path) -> None:
@@ -433,8 +436,11 @@ async def test_a_wrong_type_is_noticed_at_its_first_bytes(tmp_path: Path) -> Non
             sent += MIB
 
     async with media_host(handler) as host, opened(tmp_path) as made:
-        assert "is not one of" in await refusal(made, image(host.url()))
+        with watching() as watch:
+            assert "is not one of" in await refusal(made, image(host.url()))
         assert sent < 20 * MIB
+        # Nothing of it has gone to disk.
+        assert watch.below(tmp_path) == []
 
 
 async def test_the_media_of_a_request_have_a_sum(
