@@ -29,6 +29,7 @@ REQUEST_STATS: Final = "vllm.v1.metrics.stats.RequestStateStats"
 SCHEDULER_STATS: Final = "vllm.v1.metrics.stats.SchedulerStats"
 ITERATION_STATS: Final = "vllm.v1.metrics.stats.IterationStats"
 STAT_LOGGER: Final = "vllm.v1.metrics.loggers.StatLoggerBase"
+STAT_LOGGERS: Final = "vllm.v1.metrics.loggers.StatLoggerManager"
 VLLM_CONFIG: Final = "vllm.config.VllmConfig"
 MODEL_CONFIG: Final = "vllm.config.ModelConfig"
 PARALLEL_CONFIG: Final = "vllm.config.ParallelConfig"
@@ -100,6 +101,12 @@ HANDLES: Final = (
     Handle("media_prompt", "loader", MEDIA_IO),
     Handle("token_tap", "processor", OUTPUT_PROCESSOR),
     Handle("token_tap", "state", REQUEST_STATE),
+    Handle("step_statistics", "iteration", ITERATION_STATS),
+    Handle("step_statistics", "state", REQUEST_STATE),
+    Handle("step_statistics", "stats", REQUEST_STATS),
+    Handle("step_statistics", "output", CORE_OUTPUT),
+    Handle("embedded", "processor", OUTPUT_PROCESSOR),
+    Handle("embedded", "self._engine.logger_manager", STAT_LOGGERS),
     Handle("token_tap", "StepOutput", CORE_OUTPUT),
     Handle("token_tap", "StepEvent", CORE_EVENT),
     Handle("token_tap", "lists", LOGPROBS),
@@ -175,6 +182,8 @@ IMPORTED: Final = (
     "vllm.usage.usage_lib.UsageContext",
     "vllm.utils.network_utils.get_open_zmq_ipc_path",
     "vllm.v1.metrics.loggers.StatLoggerBase",
+    "vllm.v1.metrics.stats.IterationStats",
+    "vllm.v1.metrics.stats.RequestStateStats",
     "vllm.v1.engine.EngineCoreEventType",
     "vllm.v1.engine.FinishReason",
     "vllm.exceptions.VLLMValidationError",

@@ -1,7 +1,9 @@
 """Token ids to text, one token at a time, never half a character.
 
-`tokenizers.DecodeStream` does the work for the usual tokenizers, as in vLLM
-itself; any other tokenizer is decoded over a sliding window.
+A byte-level tokenizer (GPT-2, Llama 3, Qwen, DeepSeek...) has a text for nearly
+every token that stands by itself: it is looked up. For the other tokenizers of
+`tokenizers` its `DecodeStream` does the work, as in vLLM itself; any tokenizer
+else is decoded over a sliding window.
 """
 
 from __future__ import annotations
@@ -31,22 +33,35 @@ class Detokenizer(Protocol):
         """What was held back of an incomplete character, with U+FFFD, else nothing."""
 
 
-def make_detokenizer(tokenizer: Any, prompt: Sequence[int]) -> Detokenizer:
-    """The right detokenizer for a Hugging Face tokenizer, primed with the prompt."""
-    backend: Any = getattr(tokenizer, "_tokenizer", None)
-    if not type(backend).__module__.startswith("tokenizers"):
-        return WindowDetokenizer(partial(_decode_slowly, tokenizer), prompt)
-    decode = partial(backend.decode, skip_special_tokens=True)
-    context = _context(decode, prompt)
-    # DecodeStream takes a prompt that ends with U+FFFD for half a character, and
-    # would hand the prompt out together with the first token.
-    if decode(context).endswith(REPLACEMENT):
-        return WindowDetokenizer(decode, prompt)
-    return StreamDetokenizer(backend, context)
+class Detokenizers:
+    """The detokenizers of one Hugging Face tokenizer, for all sequences."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        backend: Any = getattr(tokenizer, "_tokenizer", None)
+        self._fast = type(backend).__module__.startswith("tokenizers")
+        self._backend = backend if self._fast else tokenizer
+        self._decode: Decode = partial(self._backend.decode, skip_special_tokens=True)
+        self._pieces = Pieces(self._decode) if self._fast and _is_byte_level(backend) else None
+
+    def after(self, prompt: Sequence[int]) -> Detokenizer:
+        """The right one for a sequence that begins with this prompt."""
+        if self._pieces is not None:
+            return PieceDetokenizer(self._pieces)
+        if not self._fast:
+            return WindowDetokenizer(self._decode, prompt)
+        context = _context(self._decode, prompt)
+        # DecodeStream takes a prompt that ends with U+FFFD for half a character, and
+        # would hand the prompt out together with the first token.
+        if self._decode(context).endswith(REPLACEMENT):
+            return WindowDetokenizer(self._decode, prompt)
+        return StreamDetokenizer(self._backend, context)
 
 
-def _decode_slowly(tokenizer: Any, ids: list[int]) -> str:
-    return str(tokenizer.decode(ids, skip_special_tokens=True))
+def _is_byte_level(backend: Any) -> bool:
+    """Whether a text is the bytes of its tokens, one after the other, and nothing else."""
+    from tokenizers.decoders import ByteLevel
+
+    return type(backend.decoder) is ByteLevel
 
 
 def _context(decode: Decode, prompt: Sequence[int]) -> list[int]:
@@ -66,6 +81,47 @@ def _new_text(decode: Decode, context: list[int], fresh: list[int]) -> str:
     before, after = decode(context), decode(context + fresh)
     # Byte tokens that turn out to be no text spoil the ones before them, too.
     return after[len(before) :] if after.startswith(before) else decode(fresh)
+
+
+class Pieces(dict[int, str | None]):
+    """The texts of tokens by themselves, each decoded once; None for a part of a character."""
+
+    def __init__(self, decode: Decode) -> None:
+        super().__init__()
+        self.decode = decode
+
+    def __missing__(self, token_id: int) -> str | None:
+        text = self.decode([token_id])
+        piece = self[token_id] = None if REPLACEMENT in text else text
+        return piece
+
+
+class PieceDetokenizer:
+    """For byte-level tokenizers: what came before does not change the text of a token.
+
+    Only the tokens of a character that is spread over several are decoded together.
+    """
+
+    __slots__ = ("_held", "_pieces")
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+        self._held: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        if not self._held:
+            piece = self._pieces[token_id]
+            if piece is not None:
+                return piece
+        self._held.append(token_id)
+        text = self._pieces.decode(self._held)
+        if text.endswith(REPLACEMENT):
+            return ""
+        self._held = []
+        return text
+
+    def flush(self) -> str:
+        return self._pieces.decode(self._held) if self._held else ""
 
 
 class StreamDetokenizer:

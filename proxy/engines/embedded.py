@@ -38,17 +38,19 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.utils import EngineZmqAddresses, launch_core_engines
 from vllm.v1.executor import Executor
 from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.stats import IterationStats, RequestStateStats
 
 from proxy.children import apart
 from proxy.engines.asgi import AsgiApi
 from proxy.engines.base import EngineRequest, Load, ModelInfo, Prompt
 from proxy.engines.collector import CollectorReader
-from proxy.engines.detokenizer import make_detokenizer
+from proxy.engines.detokenizer import Detokenizers
 from proxy.engines.embedded_openai import add_openai_options, openai_api, openai_options
 from proxy.engines.engine_line import MAX_ENGINES, Shared, SharedFigures
 from proxy.engines.figures import SchedulerFigures
 from proxy.engines.media_prompt import CONNECTOR_NAME, MediaPrompts, Tools
 from proxy.engines.openai import OpenAIApi
+from proxy.engines.step_statistics import counts_alike, gather
 from proxy.engines.stream import TokenStream
 from proxy.engines.token_run import TokenRun
 from proxy.engines.token_tap import TokenTap
@@ -181,6 +183,7 @@ class EmbeddedEngine:
         )
         self._tokenizer: Any = None
         self._spare_tokenizer: Any = None
+        self._detokenizers: Detokenizers
         self._tokenizing = asyncio.Lock()
         self._background: set[asyncio.Future[Any]] = set()
         self._on_death: Callable[[str], None] = lambda reason: None
@@ -202,6 +205,7 @@ class EmbeddedEngine:
         if self._tokenizer is None:
             raise SettingsError("the gateway needs the tokenizer: leave --skip-tokenizer-init out")
         self._spare_tokenizer = _second(self._tokenizer)
+        self._detokenizers = Detokenizers(self._tokenizer)
         self._engine._run_output_handler()
         self._open_token_path()
         if self._engine.vllm_config.model_config.is_multimodal_model:
@@ -260,7 +264,10 @@ class EmbeddedEngine:
         if missing:
             log.warning("this vLLM has no %s: tokens are read from its collectors", missing)
             return
-        self._tap = TokenTap(processor, self._words, self._died)
+        alike = counts_alike(processor._update_stats_from_output, IterationStats, RequestStateStats)
+        self._tap = TokenTap(processor, self._words, self._died, counts_alike=alike)
+        if self._engine.logger_manager is not None:
+            gather(self._engine.logger_manager.stat_loggers, "histogram_inter_token_latency")
 
     def _describe(self) -> ModelInfo:
         config = self._engine.vllm_config
@@ -318,7 +325,7 @@ class EmbeddedEngine:
 
     async def submit(self, request: EngineRequest) -> TokenStream:
         stream = TokenStream(lambda: self._cancel(request.request_id))
-        detokenizer = make_detokenizer(self._tokenizer, request.prompt)
+        detokenizer = self._detokenizers.after(request.prompt)
         run = TokenRun(request.request_id, stream, detokenizer, self._piece)
         if self._tap is not None:
             self._tap.runs[request.request_id] = run

@@ -26,6 +26,16 @@ class TokenRun:
     the text of a token by itself, for the alternatives of `top`.
     """
 
+    __slots__ = (
+        "_detokenizer",
+        "_piece",
+        "_previous",
+        "_waited",
+        "_waiting_since",
+        "request_id",
+        "stream",
+    )
+
     def __init__(
         self,
         request_id: str,
@@ -80,16 +90,18 @@ class TokenRun:
         logprobs: Logprobs | None = None,
     ) -> None:
         """One token that came at `at`."""
-        previous = at if self._previous is None else self._previous
+        latency = 0.0 if self._previous is None else at - self._previous
+        if latency < 0.0:
+            latency = 0.0
+        else:
+            self._previous = at
         # The token that ends a text is no part of it, special or not.
         text = "" if reason is FinishReason.END else self._detokenizer.push(token_id)
         finish = None if reason is None else Finish(reason, self._detokenizer.flush())
-        token = Token(
-            token_id, text, max(at - previous, 0.0), self._waited, max(batch_size, 1), finish
-        )
+        token = Token(token_id, text, latency, self._waited, batch_size or 1, finish)
         if logprobs is not None:
             token = token._replace(logprob=logprobs.own, top=self._alternatives(logprobs))
-        self._previous, self._waited = max(at, previous), 0.0
+        self._waited = 0.0
         self.stream.push(token)
 
     def _alternatives(self, logprobs: Logprobs) -> tuple[Alternative, ...]:

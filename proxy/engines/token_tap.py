@@ -6,21 +6,24 @@ stands in front of the engine's `OutputProcessor`, on the instance: it notes the
 raw outputs of a step and hands them on when the same step's scheduler statistics
 arrive, a moment later in the same task. The first and the last output of a
 request, and everything that is not ours, vLLM processes as ever; from those
-between it only takes its own statistics, since nobody would read the rest.
+between only its statistics are taken, since nobody would read the rest.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from proxy.engines.step_statistics import count_decoded
 from proxy.engines.token_run import Logprobs, TokenRun
 from proxy.logs import PRIVATE
 from translators.errors import IncompleteGeneration
 from translators.tokens import FinishReason
 
 log = logging.getLogger(__name__)
+
+_LOST: Final = "a token could not be handed on: %s"
 
 
 class StepEvent(Protocol):
@@ -55,11 +58,18 @@ class TokenTap:
     """The tap of one engine. `runs` maps our request ids to their runs."""
 
     def __init__(
-        self, processor: Any, vocabulary: Vocabulary, on_death: Callable[[str], None]
+        self,
+        processor: Any,
+        vocabulary: Vocabulary,
+        on_death: Callable[[str], None],
+        *,
+        counts_alike: bool = False,
     ) -> None:
+        """`counts_alike`: `count_decoded` may take the place of vLLM's own counting."""
         self.runs: dict[str, TokenRun] = {}
         self._states = processor.request_states
         self._count = processor._update_stats_from_output
+        self._counts_alike = counts_alike
         self._vocabulary = vocabulary
         self._on_death = on_death
         self._step: list[tuple[TokenRun, StepOutput, float]] = []
@@ -77,32 +87,45 @@ class TokenTap:
     ) -> Any:
         runs, states, step = self.runs, self._states, self._step
         rest: list[StepOutput] = []
+        decoded: list[tuple[Any, StepOutput]] = []
+        at = timestamp or 0.0
         for output in outputs:
             state = states.get(output.request_id)
             run = None if state is None else runs.get(state.external_req_id)
             if run is None:
                 rest.append(output)
                 continue
-            step.append((run, output, timestamp or 0.0))
+            step.append((run, output, at))
             if state.is_prefilling or output.finish_reason is not None:
                 rest.append(output)
-            else:
-                self._count(state, output, timestamp, iteration_stats)
+            elif iteration_stats is not None:
+                if output.events is None and self._counts_alike:
+                    decoded.append((state, output))
+                else:
+                    self._count(state, output, timestamp, iteration_stats)
+        if decoded:
+            count_decoded(decoded, at, iteration_stats)
         return self._process(rest, timestamp, iteration_stats, **kw)
 
     def step_done(self, batch_size: int) -> None:
         """The statistics of the step have arrived: hand its tokens on."""
         step, self._step = self._step, []
         for run, output, at in step:
-            self._hand_on(run, output, at, batch_size)
-
-    def _hand_on(self, run: TokenRun, output: StepOutput, at: float, batch_size: int) -> None:
-        try:
-            self._feed(run, output, at, batch_size)
-        except Exception as error:
-            # This runs in vLLM's own task, whose end is the end of the engine.
-            log.exception("a token could not be handed on: %s", type(error).__name__, extra=PRIVATE)
-            run.stream.fail(IncompleteGeneration("the engine failed on this request"))
+            try:
+                ids = output.new_token_ids
+                if (
+                    len(ids) == 1
+                    and output.finish_reason is None
+                    and output.events is None
+                    and output.new_logprobs is None
+                ):
+                    run.token(ids[0], at, batch_size, None)
+                else:
+                    self._feed(run, output, at, batch_size)
+            except Exception as error:
+                # This runs in vLLM's own task, whose end is the end of the engine.
+                log.exception(_LOST, type(error).__name__, extra=PRIVATE)
+                run.stream.fail(IncompleteGeneration("the engine failed on this request"))
 
     def _feed(self, run: TokenRun, output: StepOutput, at: float, batch_size: int) -> None:
         if output.events:

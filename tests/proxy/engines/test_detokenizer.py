@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from tokenizers.decoders import DecodeStream
 
 from proxy.engines.detokenizer import (
     Detokenizer,
+    Detokenizers,
+    PieceDetokenizer,
     StreamDetokenizer,
     WindowDetokenizer,
-    make_detokenizer,
 )
 
 Pieces = Sequence[bytes]
@@ -84,14 +86,19 @@ def cut(data: bytes, cuts: set[int]) -> list[bytes]:
     return [data[a:b] for a, b in pairwise(edges) if a < b]
 
 
+def after(tokenizer: Any, prompt: Sequence[int]) -> Detokenizer:
+    return Detokenizers(tokenizer).after(prompt)
+
+
 def both_kinds(pieces: Pieces, prompt: Sequence[int]) -> list[Detokenizer]:
     """The detokenizers of a fast and of a slow tokenizer with these tokens."""
     unique = list(dict.fromkeys(pieces))
     assert unique == list(pieces), "the caller numbers the pieces"
-    return [
-        make_detokenizer(FastTokenizer(byte_level(pieces)), prompt),
-        make_detokenizer(SlowTokenizer(pieces), prompt),
-    ]
+    fast = after(FastTokenizer(byte_level(pieces)), prompt)
+    slow = after(SlowTokenizer(pieces), prompt)
+    assert isinstance(fast, PieceDetokenizer)
+    assert isinstance(slow, WindowDetokenizer)
+    return [fast, slow]
 
 
 def numbered(*texts: list[bytes]) -> tuple[list[bytes], list[list[int]]]:
@@ -174,7 +181,7 @@ def test_special_tokens_are_empty(kind: int) -> None:
 @pytest.mark.parametrize("prompt", [[], [0] * 100, [4], [0, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4]])
 def test_any_prompt_primes(prompt: list[int]) -> None:
     pieces = [b"go", b" on", b"a", b"b"]
-    detokenizer = make_detokenizer(FastTokenizer(byte_level(pieces)), prompt)
+    detokenizer = after(FastTokenizer(byte_level(pieces)), prompt)
     assert pushed(detokenizer, [1, 2, 3]) == [" on", "a", "b"]
 
 
@@ -187,9 +194,40 @@ def test_a_long_prompt_is_not_decoded_as_a_whole() -> None:
             return super().decode(ids, skip_special_tokens=skip_special_tokens)
 
     pieces, (ids, prompt) = numbered([b"x", b"y"], cut(("你好" * 500).encode(), set(range(3000))))
-    detokenizer = make_detokenizer(Watched(pieces), prompt)
+    detokenizer = after(Watched(pieces), prompt)
     assert pushed(detokenizer, ids) == ["x", "y"]
     assert max(decoded) <= 12
+
+
+@given(
+    st.lists(
+        st.sampled_from([b"a", b" b", b"\xe4", b"\xbd\xa0", b"\xf0\x9f", b"\xff"]), max_size=30
+    )
+)
+def test_pieces_come_as_from_decode_stream(parts: list[bytes]) -> None:
+    pieces, (ids,) = numbered([b"go", *parts])
+    backend = byte_level(pieces)
+    stream = StreamDetokenizer(backend, [0])
+    found = after(FastTokenizer(backend), [0])
+    assert pushed(found, ids) == pushed(stream, ids)
+    assert found.flush() == stream.flush()
+
+
+def test_a_token_is_decoded_once_for_all_sequences() -> None:
+    decoded: list[list[int]] = []
+
+    class Watched:
+        decoder = decoders.ByteLevel()
+
+        def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+            assert skip_special_tokens
+            decoded.append(list(ids))
+            return "x"
+
+    Watched.__module__ = "tokenizers"
+    made = Detokenizers(SimpleNamespace(_tokenizer=Watched()))
+    assert [pushed(made.after([5]), [1, 2, 1]) for _ in range(2)] == [["x", "x", "x"]] * 2
+    assert decoded == [[1], [2]]
 
 
 # Byte fallback: a run of byte tokens that is no text spoils what was text before it.
@@ -197,7 +235,7 @@ A, LATIN, HAN = 0x41, 256, "你".encode()
 
 
 def fallback(prompt: list[int], words: Sequence[str] = ("▁a", "b")) -> StreamDetokenizer:
-    detokenizer = make_detokenizer(FastTokenizer(byte_fallback(words)), prompt)
+    detokenizer = after(FastTokenizer(byte_fallback(words)), prompt)
     assert isinstance(detokenizer, StreamDetokenizer)
     return detokenizer
 
@@ -258,10 +296,10 @@ def test_byte_fallback_never_fails_and_ends_as_the_whole_does(ids: list[int]) ->
 
 
 def test_an_unknown_token_id_is_empty() -> None:
-    detokenizer = make_detokenizer(FastTokenizer(byte_level([b"go", b"on"])), [0])
+    detokenizer = after(FastTokenizer(byte_level([b"go", b"on"])), [0])
     assert pushed(detokenizer, [9999, 1]) == ["", "on"]
 
 
 def test_a_tokenizer_without_a_backend_gets_a_window() -> None:
     tokenizer: Any = SlowTokenizer([b"go", b"on"])
-    assert isinstance(make_detokenizer(tokenizer, [0]), WindowDetokenizer)
+    assert isinstance(after(tokenizer, [0]), WindowDetokenizer)
