@@ -1,8 +1,9 @@
-"""Frames to the socket: each one HTTP chunk, without a task switch or a queue.
+"""Frames to the socket: each one HTTP chunk, without a task switch for each.
 
 aiohttp prepares and ends the response. In between the frames go straight to the
 transport, several of one wake-up in one `write` (each still its own chunk), and
-the reader of tokens waits only while the client's socket is full.
+the reader of tokens waits only while the client's socket is full. Those that the
+engine's task makes go by way of the `Outbox`, with the other streams' of the step.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final, Protocol, cast
 from aiohttp import HttpVersion11, web
 
 from proxy.departure import ClientGone
+from proxy.outbox import Outbox
 
 HIGH_WATER: Final = 64 * 1024
 """Bytes in the transport's buffer above which the tokens wait (asyncio's own default)."""
@@ -35,10 +37,19 @@ class Connection(Protocol):
 class FrameWriter:
     """The body of one streamed response."""
 
-    __slots__ = ("_chunked", "_request", "_response", "_transport", "_write_timeout", "_writer")
+    __slots__ = (
+        "_chunked",
+        "_outbox",
+        "_request",
+        "_response",
+        "_transport",
+        "_write_timeout",
+        "_writer",
+    )
 
-    def __init__(self, request: web.Request, *, write_timeout: float) -> None:
+    def __init__(self, request: web.Request, outbox: Outbox, *, write_timeout: float) -> None:
         self._request = request
+        self._outbox = outbox
         self._response = web.StreamResponse(headers=STREAM_HEADERS)
         self._chunked = request.version >= HttpVersion11
         self._write_timeout = write_timeout
@@ -81,9 +92,9 @@ class FrameWriter:
         return not transport.is_closing() and transport.get_write_buffer_size() <= HIGH_WATER
 
     def put(self, frame: bytes) -> None:
-        """Write one frame at once. Only while `clear`."""
+        """Write one frame with others of its step. Only while `clear`; does not wait."""
         data = b"%x\r\n%b\r\n" % (len(frame), frame) if self._chunked else frame
-        self._transport.write(data)
+        self._outbox.put(self._transport, data)
 
     async def finish(self) -> web.StreamResponse:
         """End the response as a success. Raises ClientGone as `send` does."""
@@ -92,6 +103,7 @@ class FrameWriter:
 
     def drop(self) -> web.StreamResponse:
         """Let the client have what was written, then close without the final chunk."""
+        self._outbox.send()
         cast(Connection, self._request.protocol).close_within(self._write_timeout)
         return self._response
 
@@ -106,6 +118,8 @@ class FrameWriter:
             raise ClientGone from None
 
     def _open_transport(self) -> asyncio.Transport:
+        # What was put comes before what is written now.
+        self._outbox.send()
         if self._transport.is_closing():
             raise ClientGone
         return self._transport

@@ -27,6 +27,7 @@ from proxy.media.build import media_desk
 from proxy.merged_metrics import Figures, figures, inherited, lasting, merged
 from proxy.metrics import Metrics
 from proxy.mindie_metrics import MindieMetrics
+from proxy.outbox import Outbox
 from proxy.probe import Probe, see_one_token
 from proxy.settings import Settings
 from proxy.threads import in_thread
@@ -83,6 +84,7 @@ class Gateway:
         self.parsing = asyncio.Lock()
         """Held while a large body is parsed."""
         connections = worker.part(settings.max_connections)
+        self.outbox = Outbox()
         self.connections = Connections(connections, self.metrics.evicted.inc)
         self.live = LiveRequests()
         self.probe = Probe(self._take_one_token)
@@ -135,8 +137,10 @@ class Gateway:
         """The served models; none before the engine has said which."""
         return () if self._info is None else self._info.names
 
-    async def start_engine(self, on_death: Callable[[str], None]) -> None:
-        """Make and start the engine; afterwards the gateway is ready."""
+    async def start_engine(
+        self, on_death: Callable[[str], None], *, settle: Callable[[], None] = lambda: None
+    ) -> None:
+        """Make and start the engine, then `settle`; afterwards the gateway is ready."""
         self._engine = await self._engine_factory()
         self._info = await self._engine.start(on_death)
         successor = self._engine.openai is not None
@@ -147,6 +151,7 @@ class Gateway:
                 MindieMetrics(self._info.names[0], load=self._told_load, waiting=self._waiting)
             )
         self.media.report(self._info.media)
+        settle()
         if self.state is State.STARTING:
             self.enter(State.READY)
 

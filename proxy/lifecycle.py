@@ -23,6 +23,7 @@ from proxy.engines.base import Engine
 from proxy.engines.engine_line import Board, EngineLine, Shared, tell
 from proxy.exit_codes import EXIT_BIND, EXIT_ENGINE, EXIT_OK, EXIT_USAGE
 from proxy.gateway import EngineFactory, Gateway, State
+from proxy.heap import settle
 from proxy.listeners import Bound, bind_all, bind_for_workers, close_all
 from proxy.logs import configure, kept
 from proxy.media.build import missing_directory
@@ -249,7 +250,7 @@ class Process:
         self._stop.set()
 
     async def _until_the_end(self) -> int:
-        starting = asyncio.create_task(self.gateway.start_engine(self._on_death))
+        starting = asyncio.create_task(self.gateway.start_engine(self._on_death, settle=settle))
         await _first(starting, self._stop.wait())
         if not starting.done():
             starting.cancel()

@@ -22,7 +22,9 @@ async def generate_stream(request: web.Request) -> web.StreamResponse:
         generation = await read_generation(gateway, request, account)
         async with running(gateway, generation, account) as stream:
             frames = _translator(gateway, generation)
-            writer = FrameWriter(request, write_timeout=gateway.settings.write_timeout)
+            writer = FrameWriter(
+                request, gateway.outbox, write_timeout=gateway.settings.write_timeout
+            )
             return await stream_frames(stream, frames, writer, account)
 
 

@@ -54,5 +54,5 @@ async def _run(
             answer = TgiAnswer(tgi.asked, prefill=tgi.prefill, in_a_list=in_a_list)
             return await collect_answer(tokens, answer, account)
         frames = TgiStream(tgi.asked, data_space=settings.data_space)
-        writer = FrameWriter(request, write_timeout=settings.write_timeout)
+        writer = FrameWriter(request, gateway.outbox, write_timeout=settings.write_timeout)
         return await stream_frames(tokens, frames, writer, account)

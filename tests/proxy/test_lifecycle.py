@@ -381,3 +381,23 @@ async def test_without_vllm_the_extras_are_named(
     without_vllm(monkeypatch)
     with pytest.raises(SettingsError, match="extras"):
         await load_embedded(settings(), model, flags)
+
+
+async def test_what_the_start_built_is_left_out_of_garbage_collection_before_it_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states: list[State] = []
+
+    async def factory() -> Engine:
+        return StubEngine()
+
+    sock = bind("127.0.0.1", 0)
+    gateway_process = Process(settings(), factory)
+    monkeypatch.setattr(
+        proxy.lifecycle, "settle", lambda: states.append(gateway_process.gateway.state)
+    )
+    serving = asyncio.create_task(gateway_process.serve(Bound(sock)))
+    await eventually(lambda: gateway_process.gateway.state is State.READY)
+    gateway_process.stop()
+    assert await serving == EXIT_OK
+    assert states == [State.STARTING]
