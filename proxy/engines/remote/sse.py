@@ -23,11 +23,6 @@ class SseSplitter:
         self._limit = limit
         self._begun = bytearray()
 
-    @property
-    def begun(self) -> bool:
-        """Whether a line has begun that the next block goes on with."""
-        return bool(self._begun)
-
     def feed(self, block: bytes) -> Iterable[bytes]:
         """The payloads that end in this block; then LineTooLongError, if a line is."""
         *lines, rest = block.split(b"\n")

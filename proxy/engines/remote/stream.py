@@ -17,9 +17,8 @@ from typing import Any, Final, Protocol
 import aiohttp
 
 from proxy.engines.base import EngineRequest
-from proxy.engines.remote.chunks import DONE, BadChunkError, Chunk, read_chunk
+from proxy.engines.remote.chunks import DONE, BadChunkError, Chunk, plain_token, read_chunk
 from proxy.engines.remote.client import BROKEN, refusal
-from proxy.engines.remote.layout import Layout
 from proxy.engines.remote.sse import LineTooLongError, SseSplitter
 from proxy.engines.stream import TokenStream
 from translators.errors import IncompleteGeneration
@@ -33,6 +32,8 @@ event repeats:"""
 _PER_PROMPT_TOKEN: Final = 12
 _BLOCK: Final = 16 * 1024
 """Bytes read at once: what waits for a slow client is still in the socket, not in tokens."""
+_MISSES: Final = 8
+"""Chunks in a row that are read as any JSON, before no other way is tried any more."""
 _HELD: Final = 64
 """Tokens without text that are looked at again at the end."""
 _REST: Final = 1.0
@@ -92,8 +93,8 @@ class RemoteStream(TokenStream):
         self._source = source
         self._response = response
         self._lines = SseSplitter(_LINE + _PER_PROMPT_TOKEN * len(request.prompt))
-        self._layout = Layout()
         self._top = request.sampling.logprobs
+        self._misses = 0 if self._top is None else _MISSES
         self._previous = sent
         self._count = 0
         self._held: list[int] = []
@@ -130,14 +131,7 @@ class RemoteStream(TokenStream):
             if not block:
                 self._body_ended()
                 return
-            now = time.monotonic()
-            if self._lines.begun:
-                # The end of an event, and what can be read faster after it.
-                begun, end, block = block.partition(b"\n\n")
-                await self._events(begun + end, now)
-            rest = b"" if self._ended else self._plain_ones(block, now)
-            if rest:
-                await self._events(rest, now)
+            await self._events(block, time.monotonic())
         except TimeoutError:
             self._deliver_last()
         except BROKEN:
@@ -153,30 +147,34 @@ class RemoteStream(TokenStream):
             return await self._response.content.read(_BLOCK)
 
     async def _events(self, block: bytes, now: float) -> None:
-        for payload in self._lines.feed(block):
-            found = self._layout.read(payload)
-            if found is not None and self._is_plain:
-                self._add([found], now)
-            else:
+        plain: list[tuple[int, str]] = []
+        may_be_plain = self._may_be_plain
+        try:
+            for payload in self._lines.feed(block):
+                if may_be_plain and (token := plain_token(payload)) is not None:
+                    plain.append(token)
+                    continue
+                self._add(plain, now)
+                plain = []
+                self._misses += 1
                 await self._take(payload, now)
                 if self._ended:
                     return
-
-    def _plain_ones(self, block: bytes, now: float) -> bytes:
-        """Take the tokens that look like the ones before them; returns the rest of the block."""
-        if not self._is_plain:
-            return block
-        found, rest = self._layout.leading(block)
-        if found:
-            self._add(found, now)
-        return rest
+                may_be_plain = self._may_be_plain
+        finally:
+            self._add(plain, now)
 
     @property
-    def _is_plain(self) -> bool:
-        return not self._carried and self._last is None
+    def _may_be_plain(self) -> bool:
+        """Whether to try: not before the first token, nor with a server whose chunks never are."""
+        tries = self._count > 0 and self._misses < _MISSES
+        return tries and not self._carried and self._last is None
 
     def _add(self, found: list[tuple[int, str]], now: float) -> None:
         """Take tokens that came together: the first has waited for all of them."""
+        if not found:
+            return
+        self._misses = 0
         latency, batch_size = now - self._previous, self._source.batch_size()
         for token_id, text in found:
             self._pending.append(_token((token_id, text, latency, 0.0, batch_size, None, None, ())))
@@ -210,8 +208,6 @@ class RemoteStream(TokenStream):
             self.fail(refusal(chunk.status))
         else:
             await self._several(chunk, now)
-            if self._top is None and chunk.ids is not None and len(chunk.ids) == 1:
-                self._layout.learn(payload, chunk)
 
     async def _several(self, chunk: Chunk, now: float) -> None:
         """Any number of tokens, an end, or both."""
