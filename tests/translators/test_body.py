@@ -6,10 +6,12 @@ import gc
 import json
 from typing import Any
 
+import orjson
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+import translators.body
 from tests.translators.requests import BOTH
 from translators.body import json_type, parse_object
 from translators.contract import DOCUMENTED, SERVER, Contract
@@ -247,3 +249,56 @@ def test_json_of_usual_depth_is_read_as_it_is(
 ) -> None:
     body = json.dumps(document, ensure_ascii=ascii_only).encode()
     assert parse_object(body, contract) == document
+
+
+@pytest.fixture
+def all_are_big(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(translators.body, "_BIG", 0)
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(2**63 - 2, 2**64 + 2)
+    | st.floats()
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@pytest.mark.usefixtures("all_are_big")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.text(), VALUES))
+def test_a_big_body_is_read_like_a_small_one(document: dict[str, Any]) -> None:
+    assume(depth_of(document) <= 11)
+    body = json.dumps(document).encode("utf-8")
+    try:
+        expected = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        with pytest.raises(InvalidInput):
+            parse_object(body, SERVER)
+        return
+    # As text, so that 1 and 1.0 and true differ.
+    assert repr(parse_object(body, SERVER)) == repr(expected)
+
+
+@pytest.mark.usefixtures("all_are_big")
+@pytest.mark.parametrize("value", [2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**30])
+def test_a_big_body_has_the_integers_of_a_small_one(value: int) -> None:
+    body = b'{"a":[{"b":%d}]}' % value
+    assert repr(parse_object(body, DOCUMENTED)) == repr(orjson.loads(body))
+
+
+@pytest.mark.usefixtures("all_are_big")
+@pytest.mark.parametrize("body", NO_JSON.values(), ids=NO_JSON)
+def test_a_big_body_is_refused_like_a_small_one(body: bytes) -> None:
+    with pytest.raises(InvalidInput, match="not valid JSON"):
+        parse_object(body, DOCUMENTED)
+
+
+def test_many_values_are_not_looked_at_one_by_one() -> None:
+    many = b'{"a":[%b]}' % b",".join([b"18446744073709551616"] * 100_000)
+    numbers = parse_object(many, DOCUMENTED)["a"]
+    assert {type(number) for number in numbers} == {float}
