@@ -1,7 +1,8 @@
-"""A vLLM-like completions server that only writes chunks: `python -m tests.bench.upstream PORT`.
+"""A vLLM-like completions server that only writes chunks.
 
-What the sidecar reads in P3: one token per chunk, with token ids and usage as
-vLLM sends them when asked, as fast as the reader takes them.
+`python -m tests.bench.upstream PORT PORTION`. What the sidecar reads in P3: one
+token per chunk, with token ids and usage as vLLM sends them when asked, as fast
+as the reader takes them, PORTION chunks in one write.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from aiohttp import web
 
 from tests.bench.load import MODEL
 
-_PORTION: Final = 16
-"""Chunks per write: what a busy upstream has ready in one wake-up."""
+_PORTION: Final = web.AppKey("portion", int)
 
 
 def _chunk(number: int, tokens: int) -> bytes:
@@ -47,8 +47,9 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     tokens = (await request.json())["max_tokens"]
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
-    for first in range(1, tokens + 1, _PORTION):
-        numbers = range(first, min(first + _PORTION, tokens + 1))
+    portion = request.app[_PORTION]
+    for first in range(1, tokens + 1, portion):
+        numbers = range(first, min(first + portion, tokens + 1))
         await response.write(b"".join(_chunk(number, tokens) for number in numbers))
     await response.write(b"data: [DONE]\n\n")
     return response
@@ -81,8 +82,9 @@ async def _version(request: web.Request) -> web.Response:
     return web.json_response({"version": "0.32.0"})
 
 
-async def _serve(port: int) -> None:
+async def _serve(port: int, portion: int) -> None:
     app = web.Application()
+    app[_PORTION] = portion
     app.router.add_post("/v1/completions", _completions)
     app.router.add_post("/tokenize", _tokenize)
     app.router.add_get("/v1/models", _models)
@@ -92,4 +94,4 @@ async def _serve(port: int) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(int(sys.argv[1])))
+    uvloop.run(_serve(*map(int, sys.argv[1:3])))
