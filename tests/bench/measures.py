@@ -259,7 +259,7 @@ def p6(plan: Plan) -> list[Row]:
 
 def p7(plan: Plan) -> list[Row]:
     """What hostile neighbours do to the time between tokens of normal streams."""
-    tokens = max(plan.tokens // 10, 50)
+    tokens = max(plan.tokens // 2, 50)
     samples = []
     with server(
         _READY, "tests.bench.serve_source", "paced", "{port}", core=_SERVER_CORE
@@ -276,7 +276,7 @@ def p7(plan: Plan) -> list[Row]:
 
 def p10(plan: Plan) -> list[Row]:
     """What 64 requests with a picture of 5 MB each do to the streams of text, and to memory."""
-    tokens = max(plan.tokens // 10, 50)
+    tokens = max(plan.tokens // 2, 50)
     gaps, grown = [], []
     with (
         TemporaryDirectory() as root,

@@ -17,7 +17,7 @@ lost = Node()
 lost.itself = lost
 del lost
 settle()
-print(gc.get_freeze_count() > 1000, gc.get_threshold()[0], gc.isenabled())
+print(gc.get_freeze_count() > 1000, gc.isenabled())
 print(sum(isinstance(each, Node) for each in gc.get_objects()))
 """
 
@@ -26,4 +26,4 @@ def test_what_there_is_is_frozen_and_what_comes_is_collected() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True
     )
-    assert done.stdout.split() == ["True", "10000", "True", "0"]
+    assert done.stdout.split() == ["True", "True", "0"]
