@@ -17,10 +17,10 @@ _STAMP: Final = re.compile(rb"@(\d+\.\d+)@")
 MODEL: Final = "bench"
 
 
-def mindie_request(number: int, tokens: int) -> bytes:
+def mindie_request(number: int, tokens: int, more: str = "") -> bytes:
     """A generate_stream request with details, as a benchmark client sends it."""
     parameters = {"max_new_tokens": tokens, "details": True, "do_sample": True, "seed": number + 1}
-    body = {"text_input": f"Hello number {number} and", "parameters": parameters}
+    body = {"text_input": f"Hello number {number} and{more}", "parameters": parameters}
     return _post(f"/v2/models/{MODEL}/generate_stream", body)
 
 

@@ -8,13 +8,15 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from tests.bench.load import REQUESTS
+from tests.bench.load import mindie_request
 from tests.bench.processes import ENVIRONMENT
 from tests.bench.report import Row
 from tests.support import RunningGateway, serving
 
 _PROMPT: Final = "Hello number {} and"
 _MAX_SEQS: Final = 16
+_LONG: Final = " word" * 1900
+"""Of a prompt that takes the engine a while to read."""
 
 
 async def _with_engine(
@@ -82,8 +84,9 @@ def p8(model: str, rounds: int) -> list[Row]:
 
     async def work(running: RunningGateway, llm: Any) -> list[Row]:
         states = llm.output_processor.request_states
-        queue, decode, many = [], [], []
+        queue, prefill, decode, many = [], [], [], []
         for _ in range(rounds):
+            prefill.append(await _leave(running, states, 1, wait_for_token=False, more=_LONG))
             decode.append(await _leave(running, states, 1, wait_for_token=True))
             busy = await _open(running, _MAX_SEQS, tokens=1500)
             queue.append(await _leave(running, states, 1, wait_for_token=False))
@@ -91,6 +94,7 @@ def p8(model: str, rounds: int) -> list[Row]:
             many.append(await _leave(running, states, 500, wait_for_token=False))
         return [
             Row("P8", "abort of a queued request", tuple(queue), 1.0, None, "s"),
+            Row("P8", "abort in prefill", tuple(prefill), 1.0, None, "s"),
             Row("P8", "abort in decode", tuple(decode), 0.2, None, "s"),
             Row("P8", "the last of 500 aborts at once", tuple(many), 0.5, None, "s"),
         ]
@@ -101,21 +105,21 @@ def p8(model: str, rounds: int) -> list[Row]:
 _Streams = list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
 
 
-async def _open(running: RunningGateway, count: int, tokens: int) -> _Streams:
+async def _open(running: RunningGateway, count: int, tokens: int, more: str = "") -> _Streams:
     streams = []
     for number in range(count):
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-        writer.write(REQUESTS["mindie"](number, tokens))
+        writer.write(mindie_request(number, tokens, more))
         streams.append((reader, writer))
     await asyncio.gather(*(reader.readuntil(b"\r\n\r\n") for reader, _ in streams))
     return streams
 
 
 async def _leave(
-    running: RunningGateway, states: Any, count: int, *, wait_for_token: bool
+    running: RunningGateway, states: Any, count: int, *, wait_for_token: bool, more: str = ""
 ) -> float:
     before = len(states)
-    streams = await _open(running, count, tokens=1500)
+    streams = await _open(running, count, 1500 if not more else 1, more)
     if wait_for_token:
         await streams[0][0].readuntil(b"\n\n")
     begin = time.monotonic()
