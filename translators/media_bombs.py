@@ -19,12 +19,18 @@ Reader = Callable[[int, int], bytes]
 
 _JPEG_SIZES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Markers of the frame header, which holds the size of the image."""
-_JPEG_BARE: Final = frozenset((0x01, *range(0xD0, 0xD9)))
-"""Markers without a length."""
+_JPEG_OTHERS: Final = frozenset((0xC4, 0xCC, 0xDB, 0xDC, 0xDD, *range(0xE0, 0xF0), 0xFE))
+"""Markers of what may stand beside it. Decoders do not agree on how long all others are."""
+_JPEG_SCAN: Final = 0xDA
 _MAX_SEGMENTS: Final = 4096
-_JPEG_PROGRESSIVE: Final = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 _MAX_SCANS: Final = 32
-"""Scans of a progressive JPEG: each makes a decoder go through the whole image."""
+"""Scans of a JPEG: each makes a decoder go through the whole image, empty or not."""
+_VALUES_PER_SECOND: Final = 2 * 48_000
+"""Of sound, all channels together: with more of them, a second counts as several."""
+_WAV_PLAIN: Final = frozenset((0x0001, 0x0003, 0x0006, 0x0007, 0xFFFE))
+"""Codecs with a whole number of bytes for each value."""
+_WAV_PACKED: Final = {0x0002: 2, 0x0011: 2, 0x0031: 5}
+"""Other codecs, and how many values they have in a byte, or a little fewer."""
 _BLOCK: Final = 1 << 16
 _MAX_TAIL: Final = 4 * _BLOCK
 """Bytes of tags that may follow the last MP3 frame."""
@@ -58,33 +64,47 @@ class DecodedLimits:
 
 def image_size(name: str, read: Reader) -> tuple[int, int]:
     """Width and height in pixels. MediaRefused when the header is broken."""
-    if name == "png":
-        head = read(0, 24)
-        if head[12:16] != b"IHDR" or len(head) < 24:
-            raise MediaRefused("is a broken PNG")
-        width, height = struct.unpack(">II", head[16:24])
-        return width, height
-    return _jpeg_size(read)
+    return _png_size(read) if name == "png" else _jpeg_size(read)
+
+
+def _png_size(read: Reader) -> tuple[int, int]:
+    """By the one header: of two, decoders take the last."""
+    head = read(0, 24)
+    if head[12:16] != b"IHDR" or len(head) < 24:
+        raise MediaRefused("is a broken PNG")
+    width, height = struct.unpack(">II", head[16:24])
+    offset = 8
+    for index in range(_MAX_SEGMENTS):
+        chunk = read(offset, 8)
+        if len(chunk) < 8 or (chunk[4:] == b"IHDR" and index):
+            break
+        if chunk[4:] == b"IDAT":
+            return width, height
+        offset += 12 + int.from_bytes(chunk[:4], "big")
+    raise MediaRefused("is a broken PNG")
 
 
 def _jpeg_size(read: Reader) -> tuple[int, int]:
-    offset = 2
+    """By the one frame header before the first scan, whatever else stands there."""
+    offset, size = 2, None
     for _ in range(_MAX_SEGMENTS):
         segment = read(offset, 9)
-        if len(segment) < 9 or segment[0] != 0xFF:
+        if len(segment) < 2 or segment[0] != 0xFF:
             break
         marker = segment[1]
-        if marker in _JPEG_SIZES:
-            if marker in _JPEG_PROGRESSIVE and _count(read, b"\xff\xda") > _MAX_SCANS:
-                raise MediaRefused(f"is a JPEG of more than {_MAX_SCANS} scans")
-            height, width = struct.unpack(">HH", segment[5:9])
-            return width, height
         if marker == 0xFF:
             offset += 1
-        elif marker in _JPEG_BARE:
-            offset += 2
-        else:
-            offset += 2 + int.from_bytes(segment[2:4], "big")
+            continue
+        if marker == _JPEG_SCAN and size is not None:
+            if _count(read, b"\xff\xda") > _MAX_SCANS:
+                raise MediaRefused(f"is a JPEG of more than {_MAX_SCANS} scans")
+            return size
+        if marker in _JPEG_SIZES and size is None and len(segment) == 9:
+            height, width = struct.unpack(">HH", segment[5:9])
+            size = (width, height)
+        elif marker not in _JPEG_OTHERS:
+            break
+        offset += 2 + int.from_bytes(segment[2:4], "big")
     raise MediaRefused("is a broken JPEG")
 
 
@@ -111,23 +131,27 @@ def audio_seconds(name: str, read: Reader, size: int, limit: float) -> float:
 
 
 def _wav_seconds(read: Reader, size: int) -> float:
-    """By the format chunk's own byte rate: a low rate makes few bytes long."""
+    """By what a value takes, since decoders do not go by the stated rate of bytes either."""
     offset = 12
     for _ in range(_MAX_SEGMENTS):
         head = read(offset, 24)
         if len(head) < 24:
             break
         if head[:4] == b"fmt ":
-            rate: int
-            byte_rate: int
-            rate, byte_rate = struct.unpack("<II", head[12:20])
-            block = int.from_bytes(head[20:22], "little")
-            if rate * block == 0 or byte_rate == 0:
+            codec, channels, rate = struct.unpack("<HHI", head[8:16])
+            bits = int.from_bytes(head[22:24], "little")
+            packed = _WAV_PACKED.get(codec, 0)
+            values = size * packed if packed else size // max((bits + 7) // 8, 1)
+            if (codec not in _WAV_PLAIN and not packed) or rate * channels == 0:
                 break
-            return size / min(byte_rate, rate * block)
+            return _seconds(values, channels, rate)
         length = int.from_bytes(head[4:8], "little")
         offset += 8 + length + length % 2
-    raise MediaRefused("is a broken WAV")
+    raise MediaRefused("is a broken WAV, or one of a codec that is not accepted")
+
+
+def _seconds(values: int, channels: int, rate: int) -> float:
+    return max(values / (channels * rate), values / _VALUES_PER_SECOND)
 
 
 def _flac_seconds(read: Reader) -> float:
@@ -135,10 +159,10 @@ def _flac_seconds(read: Reader) -> float:
     if len(info) < 18:
         raise MediaRefused("is a broken FLAC")
     packed = int.from_bytes(info[10:18], "big")
-    rate, samples = packed >> 44, packed & (1 << 36) - 1
+    rate, channels, samples = packed >> 44, (packed >> 41 & 7) + 1, packed & (1 << 36) - 1
     if rate == 0 or samples == 0:
         raise MediaRefused("is a FLAC that does not say how long it is")
-    return samples / rate
+    return _seconds(samples * channels, channels, rate)
 
 
 def _mp3_seconds(read: Reader, size: int, limit: float) -> float:
@@ -170,7 +194,10 @@ def _after_id3(read: Reader) -> int:
     head = read(0, 10)
     if not head.startswith(b"ID3") or len(head) < 10:
         return 0
+    if max(head[6:10]) > 0x7F:
+        # No tag to a decoder, which would look for frames in it.
+        raise MediaRefused("is a broken MP3")
     length = 0
     for byte in head[6:10]:
-        length = length << 7 | byte & 0x7F
+        length = length << 7 | byte
     return 10 + length + (10 if head[5] & 0x10 else 0)

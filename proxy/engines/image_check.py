@@ -15,14 +15,18 @@ _PILLOW: Final = {"jpg": "JPEG", "png": "PNG"}
 """Pillow's names of the formats that are accepted."""
 
 
-def check_image(data: bytes, name: str) -> None:
+def check_image(data: bytes, name: str, max_pixels: int) -> None:
     """Raise what Pillow raises unless this is a whole image of the format `name`.
+
+    ValueError when Pillow, which vLLM decodes with, would make more of it than it may be.
 
     Blocks: call it in a thread. Other formats, which Pillow would try on a file
     that only begins like this one, are left out.
     """
     image = importlib.import_module("PIL.Image")
     with image.open(io.BytesIO(data), formats=(_PILLOW[name],)) as opened:
+        if opened.width * opened.height > max_pixels:
+            raise ValueError
         # A JPEG that fails does so the second time as well: vLLM's own decoding tells.
         if name == "png":
             opened.load()

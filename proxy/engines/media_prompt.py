@@ -112,17 +112,17 @@ class MediaTable:
             data = await joined(medium.content.read)
 
             def decode() -> Any:
-                return _decode(medium, data, loader, frames)
+                return _decode(medium, data, loader, frames, self._max_pixels)
 
             return await in_thread(decode)
 
 
-def _decode(medium: Medium, data: bytes, loader: Any, frames: int | None) -> Any:
+def _decode(medium: Medium, data: bytes, loader: Any, frames: int | None, max_pixels: int) -> Any:
     """`frames` is how many a video has."""
     reason = f"cannot be decoded as {medium.kind.value}"
     try:
         if medium.kind is MediaKind.IMAGE:
-            check_image(data, medium.format.name)
+            check_image(data, medium.format.name, max_pixels)
         loaded = loader.load_bytes(data)
         if medium.kind is MediaKind.IMAGE or not _is_empty(loaded):
             return loaded

@@ -63,15 +63,18 @@ def test_a_jpeg_of_endless_scans_is_refused() -> None:
     assert check(jpeg(7, 5, marker=0xC2, scans=32)) == 35
     with pytest.raises(MediaRefused, match="scans"):
         check(jpeg(7, 5, marker=0xC2, scans=33))
-    # One that is not progressive has at most one scan for each colour anyway.
-    assert check(jpeg(7, 5, scans=33)) == 35
+    # In one that is not progressive they are as dear, and may be empty.
+    assert check(jpeg(7, 5, scans=32)) == 35
+    with pytest.raises(MediaRefused, match="scans"):
+        check(jpeg(7, 5, scans=33))
 
 
 def test_scans_are_counted_across_blocks() -> None:
     data = jpeg(7, 5, marker=0xC2, scans=32)
     start = data.index(b"\xff\xda")
     for shift in (65534, 65535, 65536):
-        padded = data[:start] + b"\0" * (shift - start) + data[start:]
+        comment = b"\xff\xfe" + struct.pack(">H", shift - start - 2)
+        padded = data[:start] + comment.ljust(shift - start, b"\0") + data[start:]
         assert padded[shift : shift + 2] == b"\xff\xda"
         assert check(padded) == 35
 
@@ -81,6 +84,18 @@ def test_scans_are_counted_across_blocks() -> None:
     [
         b"\x89PNG\r\n\x1a\n" + bytes(24),
         png()[:20],
+        # Two headers, of which decoders take the last.
+        png()[:33] + png(5000, 5000)[8:],
+        jpeg()[:20] + jpeg(5000, 5000)[20:-12] + jpeg()[20:],
+        # Markers that are skipped in one way here and in another way there.
+        b"\xff\xd8" + b"\xff\0\0\6" + b"\xff\xfe" + jpeg()[20:] + jpeg()[2:],
+        b"\xff\xd8" + b"\xff\xc8\0\4\0\0" + jpeg()[2:],
+        b"\xff\xd8" + b"\xff\xde" + jpeg()[22:33] + jpeg()[2:],
+        jpeg()[:2] + jpeg()[2:].replace(b"\xff\xda", b"\xff\xd9"),
+        png().replace(b"IDAT", b"iDAT"),
+        b"ID3\4\0\0\x80\0\0\x05" + bytes(5) + mp3(4, tag=False),
+        wav()[:20] + b"\x55\0" + wav()[22:],
+        wav()[:22] + b"\0\0" + wav()[24:],
         jpeg()[:12],
         b"\xff\xd8\xff" + bytes(40),
         b"\xff\xd8" + b"\xff\xfe\0\2" * 5000 + b"\xff\xd9",
@@ -127,6 +142,43 @@ def test_sound_that_is_too_long_is_refused(data: bytes) -> None:
 def test_a_wav_cannot_hide_behind_a_wrong_byte_rate() -> None:
     data = bytearray(wav(2.5))
     data[28:32] = struct.pack("<I", 10**9)
+    with pytest.raises(MediaRefused, match="longer"):
+        check(bytes(data))
+
+
+def wav_of(codec: int, channels: int, bits: int, size: int) -> bytes:
+    """A header that says nothing true of its rate of bytes."""
+    fmt = struct.pack("<4sIHHIIHH", b"fmt ", 16, codec, channels, 8000, 2**32 - 1, 2**16 - 1, bits)
+    return b"RIFF\0\0\0\0WAVE" + fmt + b"data" + bytes(4 + size)
+
+
+@pytest.mark.parametrize(
+    ("codec", "channels", "bits", "size"),
+    [
+        (1, 1, 16, 40_000),
+        (1, 2, 8, 40_000),
+        (3, 1, 32, 80_000),
+        (0xFFFE, 1, 24, 60_000),
+        (7, 1, 8, 20_000),
+        (0x11, 1, 4, 10_000),
+        (2, 2, 4, 20_000),
+        (0x31, 1, 0, 4_000),
+    ],
+)
+def test_a_wav_is_as_long_as_its_values(codec: int, channels: int, bits: int, size: int) -> None:
+    data = wav_of(codec, channels, bits, size)
+    found = audio_seconds("wav", reader(data), len(data), 100.0)
+    assert found == pytest.approx(2.5, rel=0.05)
+    with pytest.raises(MediaRefused, match="longer"):
+        check(data)
+
+
+def test_many_channels_at_a_high_rate_count_as_longer() -> None:
+    data = bytearray(flac(655_350 // 8, 655_350))
+    assert audio_seconds("flac", reader(bytes(data)), len(data), 2.0) == pytest.approx(0.853, 0.01)
+    # Eight channels: three bits before the 36 of the number of samples and the 5 of a sample's.
+    data[8 + 12] |= 0b1110
+    assert audio_seconds("flac", reader(bytes(data)), len(data), 2.0) == pytest.approx(6.83, 0.01)
     with pytest.raises(MediaRefused, match="longer"):
         check(bytes(data))
 
