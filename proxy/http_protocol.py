@@ -43,12 +43,27 @@ class HttpProtocol(web.RequestHandler):
     """Answers what never became a request: bad HTTP is 400 JSON, without a traceback."""
 
     # Memory of every open stream.
-    __slots__ = ("_connections", "_guard", "_head", "_look", "_unknown_method", "serves")
+    __slots__ = (
+        "_connections",
+        "_guard",
+        "_head",
+        "_look",
+        "_unknown_method",
+        "_write_timeout",
+        "serves",
+    )
 
     def __init__(
-        self, server: web.Server, *, connections: Connections, head_timeout: float, **options: Any
+        self,
+        server: web.Server,
+        *,
+        connections: Connections,
+        head_timeout: float,
+        write_timeout: float,
+        **options: Any,
     ) -> None:
         super().__init__(server, **options)
+        self._write_timeout = write_timeout
         self.serves: frozenset[Listener] = EVERYTHING
         """What the address is for, at which the client came in."""
         self._guard: asyncio.TimerHandle | None = None
@@ -92,6 +107,30 @@ class HttpProtocol(web.RequestHandler):
             raise asyncio.CancelledError from None
         finally:
             self.waits()
+
+    async def finish_response(
+        self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        finished = await super().finish_response(request, resp, start_time)
+        if self.transport is not None and self.transport.get_write_buffer_size():
+            await self._let_it_be_taken(self.transport)
+        return finished
+
+    async def _let_it_be_taken(self, transport: asyncio.Transport) -> None:
+        """Wait for a client that has not read its whole answer, but no longer than it may take.
+
+        What is closed with something unsent would stay for as long as the client.
+        """
+        # aiohttp waits until little is left; now until nothing is.
+        transport.set_write_buffer_limits(high=0)
+        try:
+            async with asyncio.timeout(self._write_timeout):
+                await self._drain_helper()
+        except TimeoutError:
+            transport.abort()
+        except ConnectionError:
+            return
+        transport.set_write_buffer_limits()
 
     def answers(self) -> None:
         """The client has sent what is needed; it is for us to answer."""
@@ -221,6 +260,7 @@ def protocol_factory(
             loop=loop,
             connections=gateway.connections,
             head_timeout=gateway.settings.head_timeout,
+            write_timeout=gateway.settings.write_timeout,
             access_log=None,
             keepalive_timeout=gateway.settings.keepalive_timeout,
             **options,

@@ -18,6 +18,7 @@ from tests.support import (
     connections,
     eventually,
     exchange,
+    finish,
     frame_json,
     generate_body,
     only_stream,
@@ -354,3 +355,51 @@ async def test_a_head_request_to_a_post_route_is_no_route() -> None:
     async with serving() as running:
         response = await exchange(running.port, request_bytes(b"", method="HEAD"))
     assert response.status == 404
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_the_last_bytes_are_not_kept_for_one_who_does_not_read_them(kept: bool) -> None:
+    engine = StubEngine(silent)
+    async with (
+        serving(engine, write_timeout=0.5, keepalive_timeout=0.1) as running,
+        connection(running.port, receive_buffer=4096) as client,
+    ):
+        headers = () if kept else ("Connection: close",)
+        client.send(request_bytes(generate_body("a b", 1900), headers=headers))
+        stream = await only_stream(engine)
+        (protocol,) = connections()
+        transport = protocol.transport
+        number = 0
+        while transport.get_write_buffer_size() < HIGH_WATER // 4:
+            stream.push(token("x" * 2000, number))
+            number += 1
+            await asyncio.sleep(0)
+        finish(engine, stream, "end")
+        await eventually(lambda: not len(running.gateway.live))
+        assert transport.get_write_buffer_size()
+        descriptor = transport.get_extra_info("socket").fileno()
+        await eventually(lambda: transport.get_extra_info("socket").fileno() != descriptor)
+
+
+async def test_the_last_bytes_are_kept_for_one_who_reads_late() -> None:
+    engine = StubEngine(silent)
+    async with (
+        serving(engine, write_timeout=10.0) as running,
+        connection(running.port, receive_buffer=4096) as client,
+    ):
+        client.send(request_bytes(generate_body("a b", 1900)))
+        stream = await only_stream(engine)
+        (protocol,) = connections()
+        number = 0
+        while protocol.transport.get_write_buffer_size() < HIGH_WATER // 4:
+            stream.push(token("x" * 2000, number))
+            number += 1
+            await asyncio.sleep(0)
+        finish(engine, stream, "end")
+        await eventually(lambda: not len(running.gateway.live))
+        response = await client.response()
+        assert len(response.frames) == number + 1
+        assert response.complete
+        # The connection goes on.
+        client.send(request_bytes(generate_body()))
+        await eventually(lambda: len(engine.submitted) == 2)
