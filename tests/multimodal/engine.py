@@ -10,8 +10,6 @@ from vllm import AsyncEngineArgs
 from proxy.engines.base import EngineRequest, ModelInfo
 from proxy.engines.embedded import EmbeddedEngine
 from proxy.engines.stream import TokenStream
-from proxy.engines.token_run import TokenRun
-from proxy.engines.token_tap import StepOutput
 
 
 @dataclass
@@ -36,13 +34,14 @@ class NotingEngine(EmbeddedEngine):
     async def start(self, on_death: Callable[[str], None]) -> ModelInfo:
         info = await super().start(on_death)
         assert self._tap is not None
-        feed = self._tap._feed
+        tap, step_done = self._tap, self._tap.step_done
 
-        def note(run: TokenRun, output: StepOutput, at: float, batch_size: int) -> None:
-            self._by_id[run.request_id].made.extend(output.new_token_ids)
-            feed(run, output, at, batch_size)
+        def note(batch_size: int) -> None:
+            for run, output, _ in tap._step:
+                self._by_id[run.request_id].made.extend(output.new_token_ids)
+            step_done(batch_size)
 
-        self._tap._feed = note  # type: ignore[method-assign]
+        tap.step_done = note  # type: ignore[method-assign]
         return info
 
     async def submit(self, request: EngineRequest) -> TokenStream:

@@ -136,7 +136,9 @@ async def test_jpeg_and_odd_sizes_are_seen(seeing: Seeing) -> None:
 async def test_an_image_that_cannot_be_decoded_is_named(seeing: Seeing, data: bytes) -> None:
     response = await seeing.ask(text("What?"), image(data_url(RED_PNG)), image(data_url(data)))
     assert response.status == 422
-    assert response.json["error"] == '"text_input[2]" cannot be decoded as image'
+    # Some are found out by their headers, before anything decodes them.
+    rules = ("cannot be decoded as image", "is a broken PNG", "is a broken JPEG")
+    assert response.json["error"] in [f'"text_input[2]" {rule}' for rule in rules]
     assert await seeing.tokens(text("What?"), image(data_url(RED_PNG)))
 
 
@@ -264,7 +266,8 @@ async def test_the_server_behind_never_fetches(seeing: Seeing, sidecar: Gateway)
 
 async def test_what_the_server_refuses_leaves_it_alive(sidecar: Gateway) -> None:
     red = image(data_url(RED_PNG))
-    for cut in (RED_PNG[:60], encoded(picture(RED), "JPEG")[:200]):
+    jpeg = encoded(picture(RED), "JPEG")
+    for cut in (RED_PNG[:60], jpeg[: jpeg.index(b"\xff\xda") + 20]):
         response = await sidecar.ask(text("?"), red, image(data_url(cut)))
         assert response.status == 422
         assert response.json["error"].startswith('"text_input[2]" is refused by the server')
