@@ -29,12 +29,12 @@ class Outbox:
     def put(self, transport: asyncio.Transport, data: bytes) -> None:
         """Send `data` at the next moment, together with what goes to the same client."""
         letters = self._letters
+        self._size += len(data)
         if not letters:
             asyncio.get_running_loop().call_soon(self.send)
         elif letters[-1][0] is transport:
             data = letters.pop()[1] + data
         letters.append((transport, data))
-        self._size += len(data)
         if len(letters) >= _MOST or self._size > _MOST_BYTES:
             self.send()
 

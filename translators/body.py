@@ -34,15 +34,16 @@ def parse_object(body: bytes, contract: Contract) -> dict[str, Any]:
     """The JSON object in `body`; InvalidInput for anything else."""
     if not body:
         raise InvalidInput("the body is empty; a JSON object was expected")
+    opens_many = _opens_many(body)
     try:
-        document = _loads(body.removeprefix(_BOM))
+        document = _loads(body.removeprefix(_BOM), mostly_text=not opens_many)
     except orjson.JSONDecodeError as error:
         raise InvalidInput(
             f"the body is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
         ) from None
     if not isinstance(document, dict):
         raise InvalidInput(f"the body must be a JSON object, got {json_type(document)}")
-    if _opens_many(body):
+    if opens_many:
         _limit_nesting(document, contract)
     return document
 
@@ -70,7 +71,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
-def _loads(body: bytes) -> Any:
+def _loads(body: bytes, *, mostly_text: bool) -> Any:
     """orjson's parser, without the garbage collector looking on.
 
     It would look through all new containers again and again, ten times as long
@@ -81,7 +82,7 @@ def _loads(body: bytes) -> Any:
     enabled = gc.isenabled()
     gc.disable()
     try:
-        document = None if _opens_many(body) else _mostly_text(body)
+        document = _mostly_text(body) if mostly_text else None
         return orjson.loads(body) if document is None else document
     finally:
         if enabled:
