@@ -51,11 +51,18 @@ class GatewayProcess:
         async with self._lines:
             self._lines.notify_all()
 
-    async def says(self, words: bytes) -> None:
-        """Wait until it logs these words; fails when it ends without them."""
+    async def says(self, words: bytes, times: int = 1) -> None:
+        """Wait until it has logged these words so often; fails when it ends before that.
+
+        Each worker logs its own state: what all of them must have done is said by each.
+        """
+
+        def said() -> bool:
+            return self.output.count(words) >= times
+
         async with asyncio.timeout(STARTS_WITHIN), self._lines:
-            await self._lines.wait_for(lambda: self._silent or words in self.output)
-        assert words in self.output, self.output.decode(errors="replace")[-4000:]
+            await self._lines.wait_for(lambda: self._silent or said())
+        assert said(), self.output.decode(errors="replace")[-4000:]
 
     async def port(self) -> int:
         """The port it listens on, as soon as it says so."""
@@ -77,10 +84,7 @@ class GatewayProcess:
 
     async def workers_ready(self, count: int) -> int:
         """Wait until so many workers can take work; returns the port."""
-        async with asyncio.timeout(STARTS_WITHIN), self._lines:
-            await self._lines.wait_for(
-                lambda: self._silent or self.output.count(b"state: ready") == count
-            )
+        await self.says(b"state: ready", count)
         return await self.ready()
 
     def worker(self, index: int) -> Descendant:

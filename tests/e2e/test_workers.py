@@ -16,6 +16,7 @@ pytestmark = E2E
 
 JSON = ("Content-Type: application/json",)
 TOKENS = 120
+LONG = 1900
 ENDLESS = 4000
 
 
@@ -82,14 +83,14 @@ async def test_two_workers_on_one_engine(
             for client in (one, other):
                 answer = await client.ask(request_bytes(openai, "/v1/completions", headers=JSON))
                 assert answer.json["usage"]["completion_tokens"] == 2
-            await begin_stream(one, "a", 1000)
-            await begin_stream(other, "b", 1000)
+            await begin_stream(one, "a", LONG)
+            await begin_stream(other, "b", LONG)
             running = total(
                 (await get(port, "/metrics")).body.decode(), "mindie_gateway_requests_running"
             )
             assert running == 2
             process.terminate()
-            await process.says(b"state: the server is shutting down")
+            await process.says(b"state: the server is shutting down", times=2)
             assert (await post(port, generate_body())).status == 503
             for client in (one, other):
                 assert (await client.response_body()).complete
