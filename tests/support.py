@@ -29,8 +29,8 @@ from translators.tokens import Finish, FinishReason, Token
 
 MODEL: Final = "llama3-70b"
 STREAM_PATH: Final = f"/v2/models/{MODEL}/generate_stream"
-WITHIN: Final = 15.0
-"""Seconds after which a test gives up waiting for what should come at once."""
+WITHIN: Final = 45.0
+"""Seconds after which a test gives up waiting: long, since a real engine may share its cores."""
 
 
 @dataclass

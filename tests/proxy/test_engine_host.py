@@ -14,7 +14,7 @@ from proxy.engine_host import EngineHost, Engines
 from proxy.exit_codes import EXIT_ENGINE, EXIT_OK, EXIT_USAGE
 from proxy.settings import SettingsError
 
-WITHIN = 10.0
+WITHIN = 40.0
 
 
 class ObedientEngines:
