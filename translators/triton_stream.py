@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import orjson
 
 from translators.answer_text import AnswerText
@@ -28,6 +29,9 @@ _FIRST_TIMES: Final = b'"prefill_time":%b,"decode_time":null'
 _LATER_TIMES: Final = b'"prefill_time":null,"decode_time":%b'
 _NO_TIMES: Final = b'"prefill_time":null,"decode_time":null'
 _END: Final = b"}\n\n"
+_json: Final = msgspec.json.Encoder().encode
+"""The same bytes as orjson's for texts and for times, in a fraction of the time: orjson takes a
+kilobyte for each, however short it comes out."""
 _USUAL: Final = b"%b%b" + _DETAILS + _LATER_TIMES + _END
 """A frame with details between the first and the last: head, text, and the rest in order."""
 
@@ -47,11 +51,9 @@ class FrameStyle:
 def json_string(text: str) -> bytes:
     """`text` as a JSON string in raw UTF-8; U+FFFD replaces what is not text."""
     try:
-        return orjson.dumps(text)
-    except orjson.JSONEncodeError:
-        return orjson.dumps(
-            text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        )
+        return _json(text)
+    except UnicodeEncodeError:
+        return _json(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
 
 
 def finish_word(contract: Contract, finish: Finish, *, on_last_token: bool) -> str:
@@ -195,7 +197,7 @@ class TritonStream:
         if not seconds:
             # As of all tokens that came together, but the first.
             return b"0.0"
-        return orjson.dumps(micros(seconds) / _US_PER_MS)
+        return _json(micros(seconds) / _US_PER_MS)
 
     def _closing_details(self) -> bytes:
         if not self._details:

@@ -349,6 +349,12 @@ def test_what_is_no_text_becomes_a_replacement_character() -> None:
     assert shown(stream(), tokens(["\udc80{}"])) == ["\ufffd{}"]
 
 
+def test_every_letter_is_written_as_in_all_other_json_of_the_gateway() -> None:
+    """That is written by orjson, texts by another encoder: raw UTF-8, the same escapes."""
+    letters = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+    assert [letter for letter in letters if json_string(letter) != orjson.dumps(letter)] == []
+
+
 def test_names_with_letters_beyond_ascii() -> None:
     translator = TritonStream(
         request_id="a",

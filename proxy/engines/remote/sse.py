@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 _DATA: Final = b"data:"
+_FIRST: Final = b"data: "
+_NEXT: Final = b"\n\ndata: "
 
 
 class LineTooLongError(Exception):
@@ -25,15 +27,14 @@ class SseSplitter:
 
     def feed(self, block: bytes) -> Iterable[bytes]:
         """The payloads that end in this block; then LineTooLongError, if a line is."""
-        *lines, rest = block.split(b"\n")
-        if lines and self._begun:
-            lines[0] = bytes(self._begun + lines[0])
+        whole, _, rest = block.rpartition(b"\n")
+        if self._begun and len(rest) < len(block):
+            whole = bytes(self._begun) + whole
             self._begun.clear()
         self._begun += rest
-        longest = max(len(block), len(self._begun), len(lines[0]) if lines else 0)
-        if longest > self._limit:
-            return self._bounded(lines)
-        return [line[len(_DATA) :].strip() for line in lines if line.startswith(_DATA)]
+        if max(len(whole), len(self._begun)) > self._limit:
+            return self._bounded(whole.split(b"\n"))
+        return _payloads(whole)
 
     def _bounded(self, lines: list[bytes]) -> Iterator[bytes]:
         """The same with a look at each line's length, for blocks that could hold too long a one."""
@@ -44,3 +45,13 @@ class SseSplitter:
                 yield line[len(_DATA) :].strip()
         if len(self._begun) > self._limit:
             raise LineTooLongError
+
+
+def _payloads(lines: bytes) -> list[bytes]:
+    """Those of whole lines, of which the last has lost its end."""
+    if lines.startswith(_FIRST) and lines.endswith(b"\n"):
+        # As vLLM writes them, nothing but data and empty lines in turn: one cut for each event.
+        events = lines[len(_FIRST) : -1].split(_NEXT)
+        if lines.count(b"\n") == 2 * len(events) - 1:
+            return [event.strip() for event in events]
+    return [line[len(_DATA) :].strip() for line in lines.split(b"\n") if line.startswith(_DATA)]

@@ -39,6 +39,20 @@ def test_payloads_are_the_same_however_they_are_cut(payloads: list[bytes], cuts:
     assert [each for block in blocks(body, cuts) for each in splitter.feed(block)] == payloads
 
 
+LINES = (b"data: a", b"data: b", b"", b"", b"data:c", b"data:  d", b": x", b"id: 1", b"data: f\r")
+
+
+@given(lines=st.lists(st.sampled_from(LINES), max_size=12), cuts=st.lists(st.integers(min_value=0)))
+def test_every_line_is_an_event_whatever_stands_around_it(
+    lines: list[bytes], cuts: list[int]
+) -> None:
+    """Also between those in vLLM's own form, which are cut in another way."""
+    splitter = SseSplitter(limit=100)
+    body = b"".join(line + b"\n" for line in lines)
+    seen = [each for block in blocks(body, cuts) for each in splitter.feed(block)]
+    assert seen == [line[5:].strip() for line in lines if line.startswith(b"data:")]
+
+
 def test_other_lines_are_skipped() -> None:
     body = b": comment\nevent: x\nid: 1\nretry: 5\n\ndata:a\r\ndata: b\n\nnonsense\n"
     assert list(SseSplitter(100).feed(body)) == [b"a", b"b"]
