@@ -42,6 +42,7 @@ async def read_tgi_generation(
     parameters = read_tgi_parameters(tgi.parameters, gateway.contract, stream=tgi.stream)
     async with preparing(gateway, arrival, parameters.common.timeout):
         prompt = await _prompt(gateway, tgi, parameters)
+        prefill = await _prefill(gateway, prompt) if parameters.prefill else []
     # Whoever takes the text instead of the tokens would read what was cut off.
     text = "" if parameters.truncate else tgi.inputs
     generation = Generation(
@@ -55,7 +56,7 @@ async def read_tgi_generation(
         generation=generation,
         stream=tgi.stream,
         asked=_asked(gateway, tgi, parameters, prompt),
-        prefill=await _prefill(gateway, prompt) if parameters.prefill else [],
+        prefill=prefill,
     )
 
 

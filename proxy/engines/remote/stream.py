@@ -181,6 +181,9 @@ class RemoteStream(TokenStream):
             latency = 0.0
             if not text or self._held:
                 self._note_text(token_id, text)
+        if self._observer is not None:
+            for token in self._pending[-len(found) :]:
+                self._observer(token)
         self._count += len(found)
         self._previous = self.last_push = now
 

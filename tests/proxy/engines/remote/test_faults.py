@@ -601,6 +601,16 @@ async def test_the_clocks_run_while_the_upstream_tokenizes(
         await opened.settled(failed=1)
 
 
+async def test_the_clocks_run_while_the_upstream_spells_a_prompt() -> None:
+    async with sidecar(e2e_timeout=0.3) as opened:
+        opened.server.others["/detokenize"] = never
+        body = {"inputs": "one two", "parameters": {"decoder_input_details": True}}
+        response = await post(opened.port, body, "/generate")
+        assert response.status == 500
+        assert "server e2eTimeout" in response.json["error"]
+        await opened.settled(failed=1)
+
+
 async def test_what_is_being_tokenized_counts_as_admitted() -> None:
     async with sidecar(max_requests=1) as opened, connection(opened.port) as client:
         opened.server.others["/tokenize"] = never

@@ -428,6 +428,16 @@ async def test_the_end_token_is_counted_and_has_no_text() -> None:
     assert (last["generated_tokens"], last["finish_reason"]) == (4, "eos_token")
 
 
+async def test_every_token_is_observed() -> None:
+    """MindIE's metrics see plain tokens as they see all others."""
+    async with sidecar(mindie_metrics=True) as opened:
+        assert len((await ask(opened, tokens=7)).frames) == 7
+        page = (await get(opened.port, "/metrics")).body.decode()
+        name = "time_per_output_token_seconds_count"
+        (line,) = [line for line in page.splitlines() if line.startswith(name)]
+        assert float(line.rpartition(" ")[2]) == 6
+
+
 async def test_the_log_says_what_a_server_answered(caplog: pytest.LogCaptureFixture) -> None:
     async def refuses(call: Call) -> None:
         await call.send(b"HTTP/1.1 401 X\r\ncontent-length: 0\r\n\r\n")
