@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Final, cast
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -12,6 +12,7 @@ from proxy.access import Group
 from proxy.body_reader import read_body
 from proxy.departure import ClientGone
 from proxy.engines.openai import OpenAIAnswer, OpenAIRequest, end_to_end
+from proxy.frame_writer import Connection
 from proxy.gateway import GATEWAY, Gateway
 from proxy.handlers.metadata import openai_models
 from proxy.metrics import Account
@@ -89,7 +90,8 @@ async def _pass_on(
         raise ClientGone from None
     except GatewayError as error:
         account.broken(error)
-        _cut_off(request)
+        # What came before goes out, the end of the body does not: nobody takes it for the whole.
+        cast(Connection, request.protocol).close_within(write_timeout)
         return response
     except ConnectionError:
         raise ClientGone from None
@@ -98,6 +100,6 @@ async def _pass_on(
 
 
 def _cut_off(request: web.Request) -> None:
-    """Drop the connection without the end of the body: nobody takes it for the whole."""
+    """Drop the connection at once, with what the client has not taken."""
     if request.transport is not None:
         request.transport.abort()

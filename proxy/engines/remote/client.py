@@ -282,6 +282,14 @@ def _body(data: bytes | LargeBody) -> bytes | io.BytesIO | AsyncIterator[bytes]:
     return data if len(data) <= _INLINE_BODY else io.BytesIO(data)
 
 
+def unread(content: aiohttp.StreamReader, size: int = -1) -> bytes:
+    """What a broken body had brought before it broke, at most `size` bytes; empty at its end.
+
+    Of a body that has an exception aiohttp gives nothing any more, though it holds the bytes.
+    """
+    return content._read_nowait(size)  # noqa: SLF001  # its public twin raises first
+
+
 async def _whole_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
     body = bytearray()
     async for block in response.content.iter_any():
@@ -292,11 +300,15 @@ async def _whole_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
 
 
 async def _beginning(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """As far as it comes: the status has said what matters."""
     body = bytearray()
-    async for block in response.content.iter_any():
-        body += block
-        if len(body) > limit:
-            break
+    try:
+        async for block in response.content.iter_any():
+            body += block
+            if len(body) > limit:
+                break
+    except BROKEN:
+        body += unread(response.content)
     return bytes(body)
 
 

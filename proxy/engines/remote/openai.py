@@ -9,7 +9,7 @@ from typing import Protocol
 import aiohttp
 
 from proxy.engines.openai import Headers, OpenAIAnswer, OpenAIRequest
-from proxy.engines.remote.client import BROKEN
+from proxy.engines.remote.client import BROKEN, unread
 from proxy.engines.remote.upstream import Upstream
 from translators.errors import IncompleteGeneration
 
@@ -57,6 +57,8 @@ class RemoteAnswer:
             while block := await content.readany():
                 yield block
         except BROKEN:
+            if block := unread(content):
+                yield block
             log.warning("%s: an answer of /v1 broke off", self._upstream.name)
             self._upstream.suspect()
             raise IncompleteGeneration("the engine's connection broke") from None

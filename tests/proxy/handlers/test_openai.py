@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from tests.support import (
     MODEL,
     RawResponse,
     connection,
+    connections,
     exchange,
     get,
     post,
@@ -191,6 +193,35 @@ async def test_a_broken_answer_does_not_end_like_a_good_one() -> None:
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await client.chunk()
         await opened.settled(failed=1)
+
+
+async def test_what_came_of_a_broken_answer_goes_out_to_a_slow_client() -> None:
+    """Also what waits for it in the gateway."""
+    body = b"x" * 170_000
+
+    async def answer(call: Call) -> None:
+        await call.send(EVENT_STREAM)
+        await call.server.gate.wait()
+        await call.chunk(body)
+        call.writer.close()
+
+    async with (
+        chatting(answer) as opened,
+        connection(opened.port, receive_buffer=4096) as client,
+    ):
+        opened.server.gate.clear()
+        client.send(request_bytes({}, CHAT))
+        await client.head()
+        (ours,) = connections()
+        assert ours.transport is not None
+        sock = ours.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        opened.server.gate.set()
+        await opened.settled(failed=1)
+        assert ours.transport.get_write_buffer_size(), "there is something to lose"
+        response = await client.response_body()
+        assert not response.complete
+        assert response.body == body
 
 
 async def test_failures_before_the_answer_are_worded_as_openai_does() -> None:

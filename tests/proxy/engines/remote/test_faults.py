@@ -611,6 +611,14 @@ async def test_the_clocks_run_while_the_upstream_spells_a_prompt() -> None:
         await opened.settled(failed=1)
 
 
+async def test_a_refusal_whose_words_break_off_is_a_refusal() -> None:
+    async with sidecar() as opened:
+        opened.server.others["/tokenize"] = raw(
+            b'HTTP/1.1 400 X\r\ncontent-length: 100\r\n\r\n{"error"'
+        )
+        assert_error(await post(opened.port, BODY), 424, "Generation Error")
+
+
 async def test_what_is_being_tokenized_counts_as_admitted() -> None:
     async with sidecar(max_requests=1) as opened, connection(opened.port) as client:
         opened.server.others["/tokenize"] = never
