@@ -48,7 +48,14 @@ class Pieces:
             runs = fit(pieces, text)
             if runs is not None:
                 return await self._cut_runs(begun, ids, pieces, runs)
-        return [""] * (len(ids) - 1) + [text]
+        return whole(ids, text)
+
+    def known(self, ids: Sequence[int], text: str) -> list[str] | None:
+        """The same without asking, where every token is known and whole; else None."""
+        if len(ids) > _MOST:
+            return None
+        pieces = [piece for piece in map(self._known.get, ids) if piece is not None]
+        return pieces if len(pieces) == len(ids) and "".join(pieces) == text else None
 
     async def _cut_runs(
         self,
@@ -103,6 +110,11 @@ class Pieces:
         return self._known[token_id]
 
 
+def whole(ids: Sequence[int], text: str) -> list[str]:
+    """One string per token where nobody can tell them apart: all of `text` with the last."""
+    return [""] * (len(ids) - 1) + [text]
+
+
 def second_half(twice: str) -> str | None:
     """A token's text within a text, from the text of the token twice.
 
@@ -122,14 +134,14 @@ class Run(NamedTuple):
 def fit(pieces: Sequence[str | None], text: str) -> list[Run] | None:
     """The text of each run of parts, if the whole pieces around them fit; else None."""
     grouped = groupby(pieces, lambda piece: piece is not None)
-    runs = [(whole, list(run)) for whole, run in grouped]
-    if sum(not whole for whole, _ in runs) > _RUNS:
+    runs = [(known, list(run)) for known, run in grouped]
+    if sum(not known for known, _ in runs) > _RUNS:
         return None
     pattern = "".join(
-        re.escape("".join(filter(None, run))) if whole else "(.*?)" for whole, run in runs
+        re.escape("".join(filter(None, run))) if known else "(.*?)" for known, run in runs
     )
     match = re.fullmatch(pattern, text, re.DOTALL)
     if match is None:
         return None
     between = iter(match.groups())
-    return [Run(len(run), None if whole else next(between)) for whole, run in runs]
+    return [Run(len(run), None if known else next(between)) for known, run in runs]

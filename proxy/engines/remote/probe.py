@@ -15,7 +15,13 @@ from typing import Any, Final
 import orjson
 
 from proxy.engines.remote.chunks import DONE, BadChunkError, Chunk, read_chunk
-from proxy.engines.remote.client import AnswerTooLargeError, Client, ConnectionFailedError, refusal
+from proxy.engines.remote.client import (
+    AnswerTooLargeError,
+    Client,
+    ConnectionFailedError,
+    RefusedError,
+    refusal,
+)
 from proxy.engines.remote.message import ChatMessage
 from proxy.engines.remote.samples import sample
 from proxy.engines.remote.sse import LineTooLongError, SseSplitter
@@ -29,8 +35,8 @@ log = logging.getLogger(__name__)
 
 _WITHIN: Final = 60.0
 """Seconds for one question: a server under load makes its one token wait."""
-_SOON: Final = 2.0
-"""Seconds for the text of a token: a stream waits for it."""
+SOON: Final = 0.5
+"""Seconds for the text of some tokens: a stream waits for it."""
 _NEUTRAL: Final = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
 """What vLLM samples with when neither the request nor the model says anything."""
 _HOT: Final = {"temperature": 3.0}
@@ -171,10 +177,13 @@ def _text(value: Any) -> str | None:
 
 
 async def _can_detokenize(client: Client, model: str, tokens: list[int]) -> bool:
+    """False for a server that says no. One that only fails now is asked again later."""
     try:
         await detokenize(client, model, tokens)
-    except GatewayError:
+    except RefusedError:
         return False
+    except GatewayError:
+        return True
     return True
 
 
@@ -182,7 +191,7 @@ async def detokenize(client: Client, model: str, tokens: list[int]) -> str:
     """The text of some tokens. Raises GatewayError for every failure."""
     document = {"model": model, "tokens": tokens}
     try:
-        page = await _json(client, "POST", "/detokenize", document, within=_SOON)
+        page = await _json(client, "POST", "/detokenize", document, within=SOON)
     except ConnectionFailedError as failure:
         raise failure.answer() from None
     except UnfitError:

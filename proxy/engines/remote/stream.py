@@ -3,6 +3,11 @@
 There is no task and no queue between the socket and the reader: while a slow
 client blocks the reader, nothing is read, and TCP holds the upstream back. What
 aiohttp buffers meanwhile is bounded, see `client`.
+
+Tokens that have been read are handed over before anything ends: an end from
+outside (stopInfer, a clock) that finds the reader waiting with tokens in hand
+cuts that wait short, and comes right after them. What arrived before a
+connection broke comes before the failure.
 """
 
 from __future__ import annotations
@@ -10,21 +15,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import aiohttp
 
 from proxy.engines.base import EngineRequest
 from proxy.engines.remote.chunks import DONE, BadChunkError, Chunk, plain_token, read_chunk
-from proxy.engines.remote.client import BROKEN, refusal
+from proxy.engines.remote.client import BROKEN, refusal, unread
+from proxy.engines.remote.pieces import whole
 from proxy.engines.remote.sse import LineTooLongError, SseSplitter
 from proxy.engines.stream import TokenStream
-from translators.errors import IncompleteGeneration
+from translators.errors import GatewayError, IncompleteGeneration
 from translators.tokens import Alternative, Finish, FinishReason, Token
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _LINE: Final = 256 * 1024
 """Bytes of one event: more than are read at once. And for each prompt token, which the first
@@ -63,8 +71,11 @@ class Source(Protocol):
     def queue_estimate(self) -> float:
         """Seconds that requests wait there now, where nobody tells it for each."""
 
+    def known(self, ids: list[int], text: str) -> list[str] | None:
+        """The text of a merged chunk, token by token, where that is known; else None."""
+
     async def cut(self, begun: list[int], ids: list[int], text: str) -> list[str]:
-        """The text of a merged chunk, token by token; `begun` gave no text before it."""
+        """The same, with what has to be asked; `begun` gave no text before it."""
 
     async def spelled(self, token_id: int) -> str:
         """A token's text by itself; empty where the server does not tell."""
@@ -102,11 +113,30 @@ class RemoteStream(TokenStream):
         self._last: Token | None = None
         self._away = False
         self._gone = False
+        self._limit: asyncio.Timeout | None = None
+        """Of a wait with tokens in hand, while there is one."""
+        self._due: Callable[[], None] | None = None
+        """The end that came during such a wait."""
 
     @property
     def idle(self) -> bool:
         """Whether the reader waits here. A blocked reader leaves the tokens in the socket."""
         return not self._pending and not self._ended and not self._away
+
+    def stop(self) -> None:
+        self._end_by(super().stop)
+
+    def fail(self, error: GatewayError) -> None:
+        self._end_by(partial(super().fail, error))
+
+    def _end_by(self, end: Callable[[], None]) -> None:
+        """End now, or as soon as the tokens in hand are handed over, which then wait no longer."""
+        if self._limit is None:
+            end()
+        elif self._due is None:
+            self._due = end
+            if not self._limit.expired():
+                self._limit.reschedule(self._loop.time())
 
     async def accepted(self, grace: float) -> None:
         """Wait at most `grace` seconds for a first word, since it may be a refusal.
@@ -138,13 +168,39 @@ class RemoteStream(TokenStream):
             self._break("the engine's connection broke")
         except (BadChunkError, LineTooLongError) as error:
             self._break("the engine's answer makes no sense", type(error).__name__)
+        finally:
+            if self._due is not None:
+                self._deliver_last()
+                self._due()
 
     async def _block(self, within: float | None) -> bytes:
-        """What has arrived, up to a bound; empty at the end."""
-        if within is None:
-            return await self._response.content.read(_BLOCK)
-        async with asyncio.timeout(within):
-            return await self._response.content.read(_BLOCK)
+        """What has arrived, up to a bound; empty at the end. Raises BROKEN after the last of it."""
+        content = self._response.content
+        try:
+            if within is None:
+                return await content.read(_BLOCK)
+            return await self._until_due(content.read(_BLOCK), within)
+        except BROKEN:
+            # What we closed ourselves is not read on.
+            block = b"" if self._ended else unread(content, _BLOCK)
+            if not block:
+                raise
+            return block
+
+    async def _until_due(self, answer: Awaitable[T], within: float | None = None) -> T:
+        """Raises TimeoutError after `within` seconds, and when an end is due."""
+        try:
+            async with asyncio.timeout(within if self._due is None else 0) as self._limit:
+                return await answer
+        finally:
+            self._limit = None
+
+    async def _told(self, answer: Awaitable[T], otherwise: T) -> T:
+        """What the upstream says of tokens in hand; `otherwise` when an end is due before."""
+        try:
+            return await self._until_due(answer)
+        except TimeoutError:
+            return otherwise
 
     async def _events(self, block: bytes, now: float) -> None:
         plain: list[tuple[int, str]] = []
@@ -220,6 +276,8 @@ class RemoteStream(TokenStream):
             if chunk.reason is not None:
                 self._finish_without_token(chunk.reason)
             return
+        # They are here: the clock of the next token does not count the time to tell them apart.
+        self.last_push = self._loop.time()
         texts = await self._texts(ids, text, chunk)
         times = self._times(len(ids), now - self._previous)
         for index, token_id in enumerate(ids):
@@ -237,8 +295,12 @@ class RemoteStream(TokenStream):
             return None, ()
         told = chunk.logprobs[index]
         ranked = told.top[: self._top]
-        top = [Alternative(other, await self._source.spelled(other), p) for other, p in ranked]
-        return told.own, tuple(top)
+        texts = await self._told(self._spelled([other for other, _ in ranked]), [""] * len(ranked))
+        pairs = zip(ranked, texts, strict=True)
+        return told.own, tuple(Alternative(other, text, p) for (other, p), text in pairs)
+
+    async def _spelled(self, ids: list[int]) -> list[str]:
+        return [await self._source.spelled(token_id) for token_id in ids]
 
     def _ids(self, chunk: Chunk) -> list[int]:
         if chunk.ids is not None:
@@ -252,10 +314,13 @@ class RemoteStream(TokenStream):
         ends = chunk.reason is FinishReason.END and len(ids) > 1
         spoken = ids[:-1] if ends else ids
         if chunk.ids is None or len(spoken) == 1:
-            texts = [""] * (len(spoken) - 1) + [text]
+            texts = whole(spoken, text)
         else:
-            texts = await self._source.cut(self._held, spoken, text)
+            texts = self._source.known(spoken, text) or await self._cut(spoken, text)
         return [*texts, ""] if ends else texts
+
+    async def _cut(self, ids: list[int], text: str) -> list[str]:
+        return await self._told(self._source.cut(self._held, ids, text), whole(ids, text))
 
     def _times(self, count: int, elapsed: float) -> list[float]:
         """Seconds before each token of a chunk: shared evenly, but for the first chunk."""
@@ -268,7 +333,7 @@ class RemoteStream(TokenStream):
         if not text and reason is not FinishReason.END:
             held = [*held, token_id]
         known = [item for item in held if item != _NO_ID]
-        return Finish(reason, await self._source.tail(known) if known else "")
+        return Finish(reason, await self._told(self._source.tail(known), "") if known else "")
 
     def _finish_without_token(self, reason: FinishReason) -> None:
         if reason is FinishReason.END or self._carried:
@@ -304,7 +369,7 @@ class RemoteStream(TokenStream):
 
     def _deliver_last(self) -> None:
         """Hand over the token with the finish, if it is there, and let the upstream go."""
-        if self._last is not None:
+        if self._last is not None and not self._ended:
             self.push(self._last)
             self._let_go()
 

@@ -14,8 +14,8 @@ from proxy.engines.base import Load
 from proxy.engines.remote.client import AnswerTooLargeError, Client, ConnectionFailedError
 from proxy.engines.remote.gauges import Gauges, read_gauges
 from proxy.engines.remote.message import LargeBody
-from proxy.engines.remote.pieces import Pieces
 from proxy.engines.remote.probe import Profile, UnfitError, detokenize, probe
+from proxy.engines.remote.spelling import Spelling
 from translators.errors import GatewayError, ServiceUnavailable
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Upstream:
         """Loop time at which it got its last request: equals take turns."""
         self.gauges: Gauges | None = None
         self._profile: Profile | None = None
-        self._pieces = Pieces(self._detokenize)
+        self._spelling = Spelling(self.name, self._detokenize)
         self._asking = 0
         self._decoding = 0
         self._others = 0
@@ -96,6 +96,7 @@ class Upstream:
             if not self.up:
                 await self._come_up(fits)
             await self._read_gauges()
+            await self._spelling.look()
             self._strikes = 0
         except ConnectionFailedError as failure:
             self._strike(fatal=not failure.reached, why="cannot be reached")
@@ -112,6 +113,7 @@ class Upstream:
         if objection is not None:
             raise UnfitError(objection)
         self._profile = profile
+        self._spelling.begin(offered=profile.detokenize)
         self._complaint = None
         self.up = True
         log.info("%s takes work", self.name)
@@ -220,31 +222,17 @@ class Upstream:
             return 0.0
         return self._queue_mean
 
+    def known(self, ids: list[int], text: str) -> list[str] | None:
+        return self._spelling.known(ids, text)
+
     async def cut(self, begun: list[int], ids: list[int], text: str) -> list[str]:
-        if self.profile.detokenize:
-            try:
-                return await self._pieces.cut(begun, ids, text)
-            except GatewayError as error:
-                log.debug("%s: a merged chunk stays whole: %s", self.name, error.message)
-        return [""] * (len(ids) - 1) + [text]
+        return await self._spelling.cut(begun, ids, text)
 
     async def tail(self, ids: list[int]) -> str:
-        if not self.profile.detokenize:
-            return ""
-        try:
-            return await self._pieces.tail(ids)
-        except GatewayError as error:
-            log.debug("%s: a tail is lost: %s", self.name, error.message)
-            return ""
+        return await self._spelling.tail(ids)
 
     async def spelled(self, token_id: int) -> str:
-        if not self.profile.detokenize:
-            return ""
-        try:
-            return await self._pieces.spelled(token_id)
-        except GatewayError as error:
-            log.debug("%s does not spell a token: %s", self.name, error.message)
-            return ""
+        return await self._spelling.spelled(token_id)
 
     async def _detokenize(self, ids: list[int]) -> str:
         return await detokenize(self.client, self.model, ids)

@@ -343,6 +343,20 @@ async def test_each_token_is_asked_for_once() -> None:
     assert asked == [[1, 1], [2, 2]]
 
 
+async def test_what_is_known_and_fits_is_not_asked() -> None:
+    async def detokenize(ids: list[int]) -> str:
+        return "".join({1: "ab", 2: "c", 3: "\ufffd"}[token_id] for token_id in ids)
+
+    pieces = Pieces(detokenize)
+    assert pieces.known([1, 2], "abc") is None
+    await pieces.cut([], [1, 2, 3], "abc")
+    assert pieces.known([1, 2], "abc") == ["ab", "c"]
+    assert pieces.known([1, 2], "abd") is None
+    assert pieces.known([1, 3], "ab") is None, "a part of a character"
+    assert pieces.known([1, 4], "ab") is None
+    assert pieces.known([2] * 65, "c" * 65) is None
+
+
 async def test_text_that_does_not_fit_comes_with_the_last_token() -> None:
     async def detokenize(ids: list[int]) -> str:
         return "x" * len(ids)
