@@ -151,9 +151,13 @@ class RemoteStream(TokenStream):
     async def __anext__(self) -> list[Token]:
         self._away = False
         while not self._pending and not self._ended:
-            await self._read(within=None if self._last is None else _REST)
+            await self._read(within=None if self._last is None else self._rest_of_time())
         self._away = True
         return await super().__anext__()
+
+    def _rest_of_time(self) -> float:
+        """Seconds that the upstream still has to say the rest, however much it says."""
+        return max(self.last_push + _REST - self._loop.time(), 0.0)
 
     async def _read(self, within: float | None) -> None:
         try:
@@ -364,6 +368,7 @@ class RemoteStream(TokenStream):
             self.push(token)
         else:
             self._last = token
+            self.last_push = self._loop.time()
             if not self._source.tells_queue_time:
                 self._deliver_last()
 

@@ -353,6 +353,29 @@ async def test_a_last_token_that_waits_for_its_queue_time_is_not_lost() -> None:
         await opened.settled(succeeded=2)
 
 
+async def test_an_upstream_that_only_comments_after_the_last_token_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM's --sse-keep-alive-interval, and no queue time ever."""
+    monkeypatch.setattr(remote_stream, "_REST", 0.2)
+
+    async def answer(call: Call) -> None:
+        await call.send(EVENT_STREAM)
+        await call.event(call.tokens([300], "one", reason="length", first=True))
+        while True:
+            await call.chunk(b": keep-alive\n\n")
+            await asyncio.sleep(0.02)
+
+    async with (
+        fake_vllm(names=(MODEL,), answer=answer, queue_time_ms=1.0) as server,
+        sidecar(server) as opened,
+    ):
+        response = await post(opened.port, BODY)
+        assert response.complete
+        assert response.texts == ["one"]
+        await asyncio.wait_for(server.calls[0].gone.wait(), 3)
+
+
 @asynccontextmanager
 async def merging() -> AsyncIterator[Sidecar]:
     """An upstream that merges tokens, and is only looked at when the test says so."""
