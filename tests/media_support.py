@@ -215,9 +215,9 @@ async def media_host(handler: Handler) -> AsyncIterator[MediaHost]:
             host.two_asked.set()
         try:
             return await handler(request)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ConnectionResetError):
             host.dropped.set()
-            raise
+            raise asyncio.CancelledError from None
 
     runner = web.AppRunner(
         _app(handle), handler_cancellation=True, access_log=None, shutdown_timeout=0.1

@@ -24,6 +24,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
+from proxy.media.paced import MostlyFraming, PacedConnector
 from proxy.threads import in_thread
 from translators.media_urls import (
     NO_PUBLIC_ADDRESS,
@@ -82,6 +83,10 @@ class Downloader:
                 yield Download(response)
         except TimeoutError:
             raise MediaRefused("was not sent by its host in time") from None
+        except MostlyFraming:
+            raise MediaRefused(
+                "was sent by its host in too small pieces, or with too much around it"
+            ) from None
         except (aiohttp.ClientError, OSError) as error:
             log.debug("a medium could not be fetched: %s", type(error).__name__)
             raise MediaRefused("could not be fetched from its host") from None
@@ -136,7 +141,7 @@ class Downloader:
             times = self._times
             self._session = aiohttp.ClientSession(
                 # A connection serves one request: none is ever reused for another host.
-                connector=aiohttp.TCPConnector(
+                connector=PacedConnector(
                     # A proxy may have a name; what is fetched through it never does.
                     resolver=aiohttp.ThreadedResolver() if self._trust_env else _NoResolver(),
                     use_dns_cache=False,

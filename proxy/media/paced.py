@@ -1,0 +1,268 @@
+"""Reading from a media host without holding up the event loop, whatever the host sends.
+
+What comes in at once may be a quarter of a megabyte, and more before the loop gets to
+anything else. As the bytes of a picture that is nothing; as informational answers, or as
+chunks of one byte, it is a second of parsing. So nothing is parsed as it comes: all
+connections together parse for a moment in each turn of the loop, a slice at a time, and
+a host that sends mostly what is not the medium is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import deque
+from functools import partial
+from typing import Any, Final
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import RawResponseMessage
+from aiohttp.streams import StreamReader
+
+from translators.media_formats import MIB
+
+_MOMENT: Final = 0.001
+"""Seconds that all connections together parse in one turn of the loop."""
+_SLICE: Final = 4096
+"""Bytes that are parsed at a time: the dearest ones take two milliseconds."""
+_LARGE_SLICE: Final = 8 * _SLICE
+"""The same for a host that has sent little framing so far."""
+_BEHIND: Final = MIB // 2
+"""Bytes that one connection may have unparsed before it is read no further."""
+_REST: Final = MIB
+"""Bytes that uvloop may have read ahead of a connection with TLS that is paused, and more."""
+_BEHIND_TLS: Final = 8 * MIB
+"""Bytes that such a connection may have unparsed while it is not known what is to come."""
+_ANSWERS: Final = 8
+"""Answers to one request: informational ones, of which hosts send one or two, and the last."""
+_FRAMING: Final = 32 * 1024
+"""Bytes of an answer that may be something else than its body: its head, for the most part."""
+_FRAMING_SHARE: Final = 16
+"""To these comes one for so many of the body: chunks of a hundred bytes pass."""
+
+
+class MostlyFraming(aiohttp.ClientPayloadError):
+    """A host sends many headers, answers or tiny chunks, and hardly any content."""
+
+
+class Pace:
+    """Takes the connections in turn, for a moment in each turn of the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[PacedHandler] = deque()
+        self._scheduled = False
+
+    def enlist(self, handler: PacedHandler) -> None:
+        """Let it parse, soon, what it holds."""
+        if not handler.enlisted:
+            handler.enlisted = True
+            self._waiting.append(handler)
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        end = time.perf_counter() + _MOMENT
+        try:
+            while self._waiting and time.perf_counter() < end:
+                self._feed(self._waiting.popleft())
+        finally:
+            self._scheduled = False
+            if self._waiting:
+                self._schedule()
+
+    def _feed(self, handler: PacedHandler) -> None:
+        more = False
+        try:
+            more = handler.feed()
+        finally:
+            handler.enlisted = more
+            if more:
+                self._waiting.append(handler)
+
+
+class PacedHandler(ResponseHandler):
+    """aiohttp's protocol of a client's connection; what comes in waits for its turn.
+
+    Serves one request: the connection is not used again.
+    """
+
+    def __init__(self, pace: Pace, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self.enlisted = False
+        """Whether it is in its pace's queue, which alone changes this."""
+        self._pace = pace
+        self._unparsed: deque[bytes] = deque()
+        self._behind = 0
+        self._tls = False
+        self._cut = 0
+        """Bytes of the first piece that are parsed already."""
+        self._plain = 0
+        """Bytes of the body that come without framing."""
+        self._parsed = 0
+        self._answers = 0
+        self._body: StreamReader | None = None
+        self._lost: tuple[BaseException | None] | None = None
+        """With what the connection was lost while there was something left to parse."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._tls = transport.get_extra_info("sslcontext") is not None
+
+    def data_received(self, data: bytes) -> None:
+        if not data:
+            # aiohttp's own call, to go on with what its parser has kept.
+            super().data_received(data)
+        elif self._held or len(data) > self._plain - self._body_size():
+            self._keep(data)
+        else:
+            self._parsed += len(data)
+            super().data_received(data)
+
+    @property
+    def _held(self) -> bool:
+        """Whether what comes has to wait: for what came before, or for who reads."""
+        return bool(self._unparsed) or self._reading_paused
+
+    def _keep(self, data: bytes) -> None:
+        self._unparsed.append(data)
+        self._behind += len(data)
+        self._pause_transport_reading()
+        self._pace.enlist(self)
+
+    def _pause_transport_reading(self) -> None:
+        # Not as soon as aiohttp would like.
+        if self._behind >= _BEHIND and not self._may_end():
+            super()._pause_transport_reading()
+
+    def _may_end(self) -> bool:
+        """Whether the end may be there already, and must be read.
+
+        Of a connection with TLS that is paused when its host closes it, uvloop loses
+        what came last.
+        """
+        if not self._tls:
+            return False
+        if 0 < self._plain < sys.maxsize:
+            return self._plain - self._body_size() - self._behind < _REST
+        return self._behind < _BEHIND_TLS
+
+    def feed(self) -> bool:
+        """Parse a slice; whether there is more to parse now."""
+        if self.transport is None or self._ended:
+            # Nobody reads on.
+            self._forget()
+        elif self._may_parse():
+            self._parse_slice()
+        if not self._held or self.transport is None:
+            self._tell_lost()
+        return self._may_parse()
+
+    @property
+    def _ended(self) -> bool:
+        return self._body is not None and self._body.is_eof()
+
+    def _may_parse(self) -> bool:
+        return bool(self._unparsed) and self._parser is not None and not self._reading_paused
+
+    def _parse_slice(self) -> None:
+        data = self._slice()
+        self._behind -= len(data)
+        self._parsed += len(data)
+        super().data_received(data)
+        if self._is_mostly_framing() and not self._ended:
+            self._refuse()
+        elif self._behind < _BEHIND and not self._reading_paused:
+            self._resume_transport_reading()
+
+    def _is_mostly_framing(self) -> bool:
+        body = self._body_size()
+        allowed = _FRAMING + body // _FRAMING_SHARE
+        return self._answers > _ANSWERS or self._parsed - body > allowed
+
+    def _body_size(self) -> int:
+        return 0 if self._body is None else self._body.total_bytes
+
+    def _slice(self) -> bytes:
+        """What is parsed next."""
+        first, size = self._unparsed[0], self._next_size()
+        if self._cut + size >= len(first):
+            self._unparsed.popleft()
+            cut, self._cut = self._cut, 0
+            return first[cut:]
+        self._cut += size
+        return first[self._cut - size : self._cut]
+
+    def _next_size(self) -> int:
+        """The rest of a plain body, or little of all else."""
+        body = self._body_size()
+        if self._body is not None and self._plain:
+            return self._plain - body
+        trusted = body > (self._parsed - body) * _FRAMING_SHARE
+        return _LARGE_SLICE if trusted else _SLICE
+
+    def _refuse(self) -> None:
+        refusal = MostlyFraming()
+        self.set_exception(refusal)
+        if self._body is not None:
+            self._body.set_exception(refusal)
+        # Else the end of the connection would be told in place of its reason.
+        self._payload = self._parser = None
+        self._forget()
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _forget(self) -> None:
+        self._unparsed.clear()
+        self._behind = self._cut = 0
+
+    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
+        message, body = data
+        self._answers += 1
+        if message.code >= 200 and self._body is None:
+            self._body = body
+            if not message.chunked:
+                self._plain = int(message.headers.get("Content-Length", sys.maxsize))
+        super().feed_data(data, size)
+
+    def set_response_params(self, **options: Any) -> None:
+        super().set_response_params(**options)
+        # A host may have spoken before it was asked.
+        self._pace.enlist(self)
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        # aiohttp calls it for every piece that is taken, paused or not.
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+            self._pace.enlist(self)
+
+    def close(self) -> None:
+        super().close()
+        self._pace.enlist(self)
+
+    def abort(self) -> None:
+        super().abort()
+        self._pace.enlist(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._lost = (exc,)
+        self._pace.enlist(self)
+
+    def _tell_lost(self) -> None:
+        if self._lost is not None:
+            (exc,), self._lost = self._lost, None
+            super().connection_lost(exc)
+
+
+class PacedConnector(aiohttp.TCPConnector):
+    """Makes connections that keep to one pace."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._factory: Any = partial(PacedHandler, Pace(self._loop), self._loop)
