@@ -183,6 +183,7 @@ async def load_embedded(
             direct_tokens=settings.token_path == "direct",
             media_prompt=settings.media_prompt,
             max_pixels=settings.media_max_pixels,
+            media_seconds=settings.media_total_timeout,
             openai=options.openai if settings.openai_api else None,
             shared=None if addresses is None or line is None else Shared(line, addresses),
         )

@@ -53,3 +53,31 @@ async def joined(work: Callable[[], T]) -> T:
         if not task.cancelled():
             task.exception()
         raise
+
+
+class FewThreads:
+    """A small number of threads at a time.
+
+    One whose caller has left, or has waited long enough, keeps its place until it ends:
+    whoever asks and leaves again and again finds no more of them.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._places = asyncio.Semaphore(most)
+
+    async def run(self, work: Callable[[], T], seconds: float | None = None) -> T:
+        """Run `work` in a thread as soon as there is a place.
+
+        TimeoutError when it then takes longer than `seconds`.
+        """
+        await self._places.acquire()
+        task = asyncio.ensure_future(in_thread(work))
+        task.add_done_callback(self._ended)
+        async with asyncio.timeout(seconds):
+            return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Future[T]) -> None:
+        self._places.release()
+        if not task.cancelled():
+            # It may be that nobody waits for it any more.
+            task.exception()

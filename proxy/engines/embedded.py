@@ -160,6 +160,7 @@ class EmbeddedEngine:
         direct_tokens: bool = True,
         media_prompt: str = "auto",
         max_pixels: int = 8192 * 8192,
+        media_seconds: float = 60.0,
         openai: Mapping[str, Any] | None = None,
         shared: Shared | None = None,
     ) -> None:
@@ -170,6 +171,7 @@ class EmbeddedEngine:
         self._args = args
         self._media_prompt = media_prompt
         self._max_pixels = max_pixels
+        self._media_seconds = media_seconds
         self._prompts: MediaPrompts | None = None
         self._direct = direct_tokens
         self._words = _Words()
@@ -248,7 +250,13 @@ class EmbeddedEngine:
         inputs = self._engine.input_processor
         if not inputs.supports_mm_inputs:
             return None
-        return MediaPrompts(self._engine, _media_tools(), self._media_prompt, self._max_pixels)
+        return MediaPrompts(
+            self._engine,
+            _media_tools(),
+            self._media_prompt,
+            self._max_pixels,
+            self._media_seconds,
+        )
 
     def _open_token_path(self) -> None:
         if not self._direct:

@@ -24,8 +24,9 @@ from proxy.engines.base import Prompt
 from proxy.engines.image_check import check_image
 from proxy.engines.video_check import check_video
 from proxy.media.content import Medium, PromptPart
+from proxy.media.turns import busy
 from proxy.settings import SettingsError
-from proxy.threads import in_thread, joined
+from proxy.threads import FewThreads
 from translators.media import TextPart, named
 from translators.media_formats import MAX_ITEMS, MediaKind, rule_of
 from translators.media_urls import MediaRefused
@@ -34,7 +35,10 @@ log = logging.getLogger(__name__)
 
 CONNECTOR_NAME: Final = "mindie_gateway"
 _AT_ONCE: Final = 2
-"""Prompts that are decoded at the same time: each may hold hundreds of megabytes."""
+"""Prompts that are made at the same time, media that are decoded, and videos that are tried
+out: each may hold hundreds of megabytes."""
+_WITH_WAITING: Final = 2
+"""How much longer than the decoding of one medium a prompt may take to make."""
 _NO_TEMPLATE: Final = "ChatTemplateResolutionError"
 """vLLM's error for a model without a chat template, a ValueError; its module has moved."""
 NO_MEDIA: Final = (
@@ -74,8 +78,12 @@ class Tools:
 class MediaTable:
     """The media that vLLM may read now, by the URLs it knows them by."""
 
-    def __init__(self, max_pixels: int) -> None:
+    def __init__(self, max_pixels: int, seconds: float) -> None:
         self._max_pixels = max_pixels
+        self._seconds = seconds
+        """That a medium may take to decode."""
+        self._threads = FewThreads(_AT_ONCE)
+        self._children = asyncio.Semaphore(_AT_ONCE)
         self._media: dict[str, Medium] = {}
 
     @contextmanager
@@ -108,13 +116,23 @@ class MediaTable:
         with named(medium.index):
             frames = None
             if medium.kind is MediaKind.VIDEO:
-                frames = await check_video(medium.content, self._max_pixels)
-            data = await joined(medium.content.read)
+                async with self._children:
+                    frames = await check_video(medium.content, self._max_pixels)
+            return await self._decoded(medium, loader, frames)
 
-            def decode() -> Any:
-                return _decode(medium, data, loader, frames, self._max_pixels)
+    async def _decoded(self, medium: Medium, loader: Any, frames: int | None) -> Any:
+        # Of its own: the request may end before the thread does.
+        content = medium.content.duplicate()
 
-            return await in_thread(decode)
+        def decode() -> Any:
+            data = content.read()
+            content.close()
+            return _decode(medium, data, loader, frames, self._max_pixels)
+
+        try:
+            return await self._threads.run(decode, self._seconds)
+        except TimeoutError:
+            raise MediaRefused("takes too long to decode") from None
 
 
 def _decode(medium: Medium, data: bytes, loader: Any, frames: int | None, max_pixels: int) -> Any:
@@ -157,11 +175,15 @@ def make_connector(base: type[Any], table: MediaTable) -> type[Any]:
 class MediaPrompts:
     """Prepares prompts of several parts for one vLLM engine."""
 
-    def __init__(self, engine: Any, tools: Tools, style: str, max_pixels: int) -> None:
+    def __init__(
+        self, engine: Any, tools: Tools, style: str, max_pixels: int, seconds: float
+    ) -> None:
+        """`seconds` is how long a medium may take to decode."""
         self._renderer = engine.renderer
         self._model = engine.vllm_config.model_config
         self._tools = tools
-        self._table = MediaTable(max_pixels)
+        self._seconds = seconds
+        self._table = MediaTable(max_pixels, seconds)
         connector = make_connector(tools.connector, self._table)
         tools.registry.register(CONNECTOR_NAME)(connector)
         loading = self._model.multimodal_config.media_io_kwargs
@@ -212,19 +234,26 @@ class MediaPrompts:
     async def prepare(self, parts: Sequence[PromptPart]) -> Prompt:
         """The prompt, decoded and counted.
 
-        InvalidInput for a medium that the model cannot be shown by itself either; other
-        foreign errors are raised as they come.
+        InvalidInput for a medium that the model cannot be shown by itself either, or that
+        takes too long; ServiceUnavailable when all together take too long; other foreign
+        errors are raised as they come.
         """
-        async with self._turns:
-            with self._table.shown(parts) as shown:
-                try:
-                    rendered = await self._render(shown)
-                except self._tools.refusals as error:
-                    if getattr(error, "parameter", None) != _LENGTH:
-                        await self._find_refused(shown)
-                    raise
+        try:
+            async with asyncio.timeout(_WITH_WAITING * self._seconds), self._turns:
+                with self._table.shown(parts) as shown:
+                    rendered = await self._rendered(shown)
+        except TimeoutError:
+            raise busy() from None
         components = self._tools.components(self._model, rendered)
         return Prompt(list(components.token_ids), rendered)
+
+    async def _rendered(self, shown: list[_Shown]) -> Any:
+        try:
+            return await self._render(shown)
+        except self._tools.refusals as error:
+            if getattr(error, "parameter", None) != _LENGTH:
+                await self._find_refused(shown)
+            raise
 
     async def _render(self, shown: list[_Shown]) -> Any:
         return await (self._by_template(shown) if self._chat else self._plain(shown))

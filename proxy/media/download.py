@@ -25,7 +25,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from proxy.media.paced import MostlyFraming, PacedConnector
-from proxy.threads import in_thread
+from proxy.threads import FewThreads
 from translators.media_urls import (
     NO_PUBLIC_ADDRESS,
     Address,
@@ -43,6 +43,8 @@ _CHUNK: Final = 64 * 1024
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _TRIED: Final = 3
 """Addresses of one host that are tried, one after the other."""
+_LOOK_UPS: Final = 16
+"""Names that are looked up at the same time; those that nobody waits for any more count."""
 _HEADERS: Final = {"User-Agent": "mindie-gateway", "Accept-Encoding": "identity", "Accept": "*/*"}
 
 
@@ -70,7 +72,7 @@ class Downloader:
         self._policy = policy
         self._times = times
         self._trust_env = trust_env
-        self._resolve = resolve or _system_resolve
+        self._resolve = resolve or _SystemResolver().resolve
         self._session: aiohttp.ClientSession | None = None
 
     @asynccontextmanager
@@ -209,12 +211,18 @@ def _refuse_to_resolve() -> NoReturn:
     raise OSError("media are fetched from addresses, never from names")
 
 
-async def _system_resolve(host: str, port: int) -> Sequence[Address]:
-    """The system's resolver, in a thread of its own: it may hang for long."""
+class _SystemResolver:
+    """The system's resolver, in threads of its own: it may hang for long."""
 
-    def look_up() -> list[Any]:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    def __init__(self) -> None:
+        self._threads = FewThreads(_LOOK_UPS)
 
-    answers = await in_thread(look_up)
-    # An IPv6 answer may carry a zone, which makes it link-local.
-    return list(dict.fromkeys(ip_address(str(answer[4][0])) for answer in answers))
+    async def resolve(self, host: str, port: int) -> Sequence[Address]:
+        """All addresses of a host. OSError when there are none."""
+
+        def look_up() -> list[Any]:
+            return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+        answers = await self._threads.run(look_up)
+        # An IPv6 answer may carry a zone, which makes it link-local.
+        return list(dict.fromkeys(ip_address(str(answer[4][0])) for answer in answers))

@@ -213,7 +213,7 @@ async def test_a_client_that_leaves_frees_everything(seeing: Seeing) -> None:
 
 async def test_plain_prompts_hold_the_models_placeholder_in_place(seeing: Seeing) -> None:
     """`media_prompt` plain: text and placeholders in order, and nothing else."""
-    plain = MediaPrompts(seeing.llm, _media_tools(), "plain", 10**8)
+    plain = MediaPrompts(seeing.llm, _media_tools(), "plain", 10**8, 60)
     try:
         parts: list[PromptPart] = [TextPart("What is it? "), medium(RED_PNG), TextPart(" and ")]
         parts.append(medium(BLUE_PNG))

@@ -69,7 +69,7 @@ async def test_plain_prompts_take_the_same_frames(seeing: Seeing) -> None:
     from proxy.engines.embedded import _media_tools
 
     moving = film(RED)
-    plain = MediaPrompts(seeing.llm, _media_tools(), "plain", 10**8)
+    plain = MediaPrompts(seeing.llm, _media_tools(), "plain", 10**8, 60)
     try:
         prompt = await plain.prepare([TextPart("What?"), medium(moving)])
     finally:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +24,10 @@ from proxy.engines.media_prompt import (
     shortest,
     warn_about_resampler,
 )
-from proxy.media.content import Content, Medium, PromptPart
-from tests.media_support import SAMPLES
-from translators.errors import InvalidInput
+from proxy.media.content import Content, Medium, PromptPart, Spool
+from tests.media_support import SAMPLES, open_files
+from tests.support import eventually
+from translators.errors import InvalidInput, ServiceUnavailable
 from translators.media import TextPart
 from translators.media_formats import HEAD_BYTES, MediaKind, sniff
 
@@ -35,7 +39,7 @@ class Base:
 
 
 async def test_a_url_of_a_client_of_vllms_own_api_is_refused_and_not_repeated() -> None:
-    connector: Any = make_connector(Base, MediaTable(100))()
+    connector: Any = make_connector(Base, MediaTable(100, 10))()
     for url in (SECRET, "data:image/png;base64,AAAA", "file:///etc/passwd"):
         with pytest.raises(ValueError, match="takes no media") as caught:
             await connector.load_from_url_async(url, None)
@@ -64,7 +68,7 @@ class Loader:
 
 
 async def load(name: str, answer: Any) -> Any:
-    table = MediaTable(100)
+    table = MediaTable(100, 10)
     with table.shown([medium(name)]) as ((_, url),):  # type: ignore[misc]
         return await table.load(url, Loader(answer))
 
@@ -171,7 +175,7 @@ class Prompts(MediaPrompts):
     """Prompts whose rendering a test decides, by the kinds and texts that are shown."""
 
     render: Any
-    _table: MediaTable = field(default_factory=lambda: MediaTable(100))
+    _table: MediaTable = field(default_factory=lambda: MediaTable(100, 10))
     _turns: Any = field(default_factory=nullcontext)
     _tools: Any = field(
         default_factory=lambda: SimpleNamespace(
@@ -180,6 +184,7 @@ class Prompts(MediaPrompts):
         )
     )
     _model: Any = None
+    _seconds: float = 10
     shown: list[list[str]] = field(default_factory=list)
 
     async def _render(self, shown: list[Any]) -> Any:
@@ -240,3 +245,127 @@ async def test_a_good_prompt_is_rendered_once() -> None:
     prompts = Prompts(lambda shown: [7, 8])
     assert (await prompts.prepare(PARTS)).ids == [7, 8]
     assert len(prompts.shown) == 1
+
+
+# Time and threads
+
+
+class SlowLoader:
+    """In the place of vLLM's loader: decodes until it may stop. Counts."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.begun = self.at_once = self.most = 0
+        self.seen: list[bytes] = []
+        self._lock = threading.Lock()
+
+    def load_bytes(self, data: bytes) -> Any:
+        with self._lock:
+            self.begun += 1
+            self.at_once += 1
+            self.most = max(self.most, self.at_once)
+        self.go.wait(10)
+        with self._lock:
+            self.at_once -= 1
+            self.seen.append(data)
+        return np.zeros(1, np.float32), 16000
+
+
+@pytest.fixture
+def slow() -> Iterator[SlowLoader]:
+    loader = SlowLoader()
+    yield loader
+    loader.go.set()
+
+
+class Loading(Prompts):
+    """Loads all media at once, as vLLM does."""
+
+    async def _render(self, shown: list[Any]) -> Any:
+        loads = [self._table.load(part[1], self.render) for part in shown if part[1:2]]
+        await asyncio.gather(*loads)
+        return [1]
+
+
+def loading(loader: SlowLoader, seconds: float = 10) -> Loading:
+    turns = asyncio.Semaphore(media_prompt._AT_ONCE)
+    return Loading(loader, MediaTable(100, seconds), turns, _seconds=seconds)
+
+
+async def left(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_who_asks_and_leaves_again_and_again_decodes_no_more_at_a_time(
+    slow: SlowLoader,
+) -> None:
+    prompts = loading(slow)
+    for turn in range(20):
+        task = asyncio.create_task(prompts.prepare([medium("wav"), medium("wav")]))
+        await eventually(lambda: slow.begun == media_prompt._AT_ONCE)
+        await asyncio.sleep(0.001 if turn else 0)
+        await left(task)
+    assert slow.begun == slow.at_once == media_prompt._AT_ONCE
+    # Who stays is served as soon as one of these has ended.
+    stays = asyncio.create_task(prompts.prepare([medium("wav")] * 5))
+    slow.go.set()
+    assert (await stays).ids == [1]
+    assert slow.most == media_prompt._AT_ONCE
+
+
+async def test_what_takes_too_long_to_decode_is_answered_in_time(slow: SlowLoader) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        await loading(slow, 0.02).prepare([TextPart("a"), medium("wav")])
+    assert caught.value.message == '"text_input[2]" takes too long to decode'
+    # It is still at work.
+    assert slow.at_once == 1
+
+
+async def test_who_waits_for_what_others_decode_is_told_to_come_again(slow: SlowLoader) -> None:
+    prompts = loading(slow, 0.1)
+    held = [asyncio.create_task(prompts.prepare([medium("wav")])) for _ in range(2)]
+    await eventually(lambda: slow.begun == 2)
+    for task in held:
+        await left(task)
+    with pytest.raises(ServiceUnavailable, match="at once") as caught:
+        await prompts.prepare([medium("wav")])
+    assert caught.value.retry_after
+    assert slow.begun == 2
+
+
+async def test_a_thread_that_nobody_waits_for_keeps_no_ones_file(
+    tmp_path: Path, slow: SlowLoader
+) -> None:
+    before = open_files()
+    spool = Spool(str(tmp_path), 0)
+    await spool.write(SAMPLES["wav"])
+    part = medium("wav")
+    part = Medium(part.index, part.kind, part.format, await spool.finish())
+    task = asyncio.create_task(loading(slow).prepare([part]))
+    await eventually(lambda: slow.begun == 1)
+    await left(task)
+    part.content.close()
+    slow.go.set()
+    await eventually(lambda: slow.seen == [SAMPLES["wav"]])
+    assert open_files() == before
+
+
+async def test_few_videos_are_tried_out_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, slow: SlowLoader
+) -> None:
+    at_once = most = 0
+
+    async def check(content: Content, max_pixels: int) -> int:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.001)
+        at_once -= 1
+        return 8
+
+    monkeypatch.setattr(media_prompt, "check_video", check)
+    slow.go.set()
+    await loading(slow).prepare([medium("mp4")] * 6)
+    assert most == media_prompt._AT_ONCE
