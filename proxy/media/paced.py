@@ -10,7 +10,12 @@ a host that sends mostly what is not the medium is refused.
 from __future__ import annotations
 
 import asyncio
+import asyncio.trsock
+import fcntl
+import socket
+import struct
 import sys
+import termios
 import time
 from collections import deque
 from functools import partial
@@ -41,6 +46,14 @@ _FRAMING: Final = 32 * 1024
 """Bytes of an answer that may be something else than its body: its head, for the most part."""
 _FRAMING_SHARE: Final = 16
 """To these comes one for so many of the body: chunks of a hundred bytes pass."""
+_RECORDS: Final = 128 * 1024
+"""Bytes of TLS that may be something else than what it carries: certificates, at first."""
+_RECORDS_SHARE: Final = 8
+"""To these comes one for so many that are carried: records of two hundred bytes pass."""
+_INFO_SIZE: Final = 136
+_INFO_RECEIVED: Final = 128
+_RECEIVED: Final = struct.Struct("=Q")
+"""Linux's `tcp_info` as far as it is needed, and in it how many bytes have come in."""
 
 
 class MostlyFraming(aiohttp.ClientPayloadError):
@@ -101,6 +114,9 @@ class PacedHandler(ResponseHandler):
         self._unparsed: deque[bytes] = deque()
         self._behind = 0
         self._tls = False
+        self._carried = 0
+        """Bytes that came out of TLS."""
+        self._refused = False
         self._cut = 0
         """Bytes of the first piece that are parsed already."""
         self._plain = 0
@@ -119,11 +135,22 @@ class PacedHandler(ResponseHandler):
         if not data:
             # aiohttp's own call, to go on with what its parser has kept.
             super().data_received(data)
+        elif self._tls and self._is_mostly_records(len(data)):
+            self._refuse()
         elif self._held or len(data) > self._plain - self._body_size():
             self._keep(data)
         else:
             self._parsed += len(data)
             super().data_received(data)
+
+    def _is_mostly_records(self, size: int) -> bool:
+        """Whether TLS takes much more than it carries: uvloop unpacks all that there is at once."""
+        self._carried += size
+        assert self.transport is not None
+        sock = self.transport.get_extra_info("socket")
+        allowed = self._carried + _RECORDS + self._carried // _RECORDS_SHARE
+        received = _received(sock)
+        return received > allowed and received - _unread(sock) > allowed
 
     @property
     def _held(self) -> bool:
@@ -166,7 +193,7 @@ class PacedHandler(ResponseHandler):
 
     @property
     def _ended(self) -> bool:
-        return self._body is not None and self._body.is_eof()
+        return self._refused or (self._body is not None and self._body.is_eof())
 
     def _may_parse(self) -> bool:
         return bool(self._unparsed) and self._parser is not None and not self._reading_paused
@@ -208,6 +235,7 @@ class PacedHandler(ResponseHandler):
         return _LARGE_SLICE if trusted else _SLICE
 
     def _refuse(self) -> None:
+        self._refused = True
         refusal = MostlyFraming()
         self.set_exception(refusal)
         if self._body is not None:
@@ -258,6 +286,24 @@ class PacedHandler(ResponseHandler):
         if self._lost is not None:
             (exc,), self._lost = self._lost, None
             super().connection_lost(exc)
+
+
+def _received(sock: asyncio.trsock.TransportSocket) -> int:
+    """Bytes that have come in on a connection; 0 where the system does not tell."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_SIZE)
+    except OSError:
+        return 0
+    return _RECEIVED.unpack_from(info, _INFO_RECEIVED)[0] if len(info) == _INFO_SIZE else 0
+
+
+def _unread(sock: asyncio.trsock.TransportSocket) -> int:
+    """Those of them that are still with the system."""
+    try:
+        size = fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4))
+    except OSError:
+        return 0
+    return int.from_bytes(size, sys.byteorder)
 
 
 class PacedConnector(aiohttp.TCPConnector):

@@ -15,7 +15,7 @@ import pytest
 from aiohttp.client_proto import ResponseHandler
 
 from proxy.media import paced
-from proxy.media.paced import Pace, PacedConnector, PacedHandler
+from proxy.media.paced import MostlyFraming, Pace, PacedConnector, PacedHandler
 from tests.certificates import Authority
 from tests.media_support import MediaHost, image, png, raw_host
 from tests.proxy.media.test_desk import fetch, opened, refusal
@@ -202,6 +202,35 @@ def answer_once(listener: socket.socket, context: ssl.SSLContext, answer: bytes)
     with context.wrap_socket(connection, server_side=True) as wrapped:
         wrapped.recv(65536)
         wrapped.sendall(answer)
+
+
+async def test_tls_that_carries_hardly_anything_is_refused(tmp_path: Path) -> None:
+    """uvloop takes all records that have come apart before anything else has its turn."""
+    authority = Authority(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue("localhost"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host = asyncio.create_task(asyncio.to_thread(trickle, listener, context))
+        connector = PacedConnector(ssl=ssl.create_default_context(cafile=str(authority.file)))
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.get(f"https://127.0.0.1:{listener.getsockname()[1]}/") as response,
+        ):
+            with pytest.raises(MostlyFraming):
+                await response.content.read()
+            assert response.content.total_bytes < 2 * paced._RECORDS // 20
+        await asyncio.wait_for(host, 10)
+
+
+def trickle(listener: socket.socket, context: ssl.SSLContext) -> None:
+    """A body in records of a byte, until it is hung up on. Blocks."""
+    connection, _ = listener.accept()
+    with context.wrap_socket(connection, server_side=True) as wrapped:
+        wrapped.recv(65536)
+        wrapped.sendall(OK + b"Content-Length: 1000000\r\n\r\n")
+        with suppress(OSError):
+            while True:
+                wrapped.sendall(b"x")
 
 
 class Slow(PacedHandler):
