@@ -18,6 +18,7 @@ import sys
 import termios
 import time
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -32,8 +33,8 @@ _MOMENT: Final = 0.001
 """Seconds that all connections together parse in one turn of the loop."""
 _SLICE: Final = 4096
 """Bytes that are parsed at a time: the dearest ones take two milliseconds."""
-_LARGE_SLICE: Final = 8 * _SLICE
-"""The same for a host that has sent little framing so far."""
+_LARGE_SLICE: Final = 64 * 1024
+"""The same for a host that has sent little framing so far: ten milliseconds, but once."""
 _BEHIND: Final = MIB // 2
 """Bytes that one connection may have unparsed before it is read no further."""
 _REST: Final = MIB
@@ -146,7 +147,8 @@ class PacedHandler(ResponseHandler):
     def _is_mostly_records(self, size: int) -> bool:
         """Whether TLS takes much more than it carries: uvloop unpacks all that there is at once."""
         self._carried += size
-        assert self.transport is not None
+        if self.transport is None:
+            return False
         sock = self.transport.get_extra_info("socket")
         allowed = self._carried + _RECORDS + self._carried // _RECORDS_SHARE
         received = _received(sock)
@@ -160,13 +162,19 @@ class PacedHandler(ResponseHandler):
     def _keep(self, data: bytes) -> None:
         self._unparsed.append(data)
         self._behind += len(data)
-        self._pause_transport_reading()
+        self._steer()
         self._pace.enlist(self)
 
-    def _pause_transport_reading(self) -> None:
-        # Not as soon as aiohttp would like.
-        if self._behind >= _BEHIND and not self._may_end():
-            super()._pause_transport_reading()
+    def _steer(self) -> None:
+        """Have the connection read or not, by what is left to parse."""
+        if self.transport is None:
+            return
+        # It may be closing.
+        with suppress(RuntimeError):
+            if self._behind >= _BEHIND and not self._may_end():
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
 
     def _may_end(self) -> bool:
         """Whether the end may be there already, and must be read.
@@ -205,8 +213,8 @@ class PacedHandler(ResponseHandler):
         super().data_received(data)
         if self._is_mostly_framing() and not self._ended:
             self._refuse()
-        elif self._behind < _BEHIND and not self._reading_paused:
-            self._resume_transport_reading()
+        else:
+            self._steer()
 
     def _is_mostly_framing(self) -> bool:
         body = self._body_size()
@@ -264,10 +272,16 @@ class PacedHandler(ResponseHandler):
         # A host may have spoken before it was asked.
         self._pace.enlist(self)
 
+    def pause_reading(self) -> None:
+        super().pause_reading()
+        # Not as soon as aiohttp would like.
+        self._steer()
+
     def resume_reading(self, resume_parser: bool = True) -> None:
         # aiohttp calls it for every piece that is taken, paused or not.
         if self._reading_paused:
             super().resume_reading(resume_parser)
+            self._steer()
             self._pace.enlist(self)
 
     def close(self) -> None:
