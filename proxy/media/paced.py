@@ -285,8 +285,8 @@ class PacedHandler(ResponseHandler):
             self._pace.enlist(self)
 
     def close(self) -> None:
-        super().close()
-        self._pace.enlist(self)
+        # An orderly end of TLS would have uvloop unpack what the host still sends, for long.
+        self.abort()
 
     def abort(self) -> None:
         super().abort()

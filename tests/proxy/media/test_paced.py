@@ -222,15 +222,32 @@ async def test_tls_that_carries_hardly_anything_is_refused(tmp_path: Path) -> No
         await asyncio.wait_for(host, 10)
 
 
-def trickle(listener: socket.socket, context: ssl.SSLContext) -> None:
-    """A body in records of a byte, until it is hung up on. Blocks."""
+async def test_with_tls_a_host_is_hung_up_on_at_once_whatever_it_still_sends(
+    tmp_path: Path,
+) -> None:
+    """Else uvloop unpacks it for as long as an orderly end may take, 30 s."""
+    authority = Authority(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue("localhost"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host = asyncio.create_task(asyncio.to_thread(trickle, listener, context, bytes(1000)))
+        connector = PacedConnector(ssl=ssl.create_default_context(cafile=str(authority.file)))
+        async with aiohttp.ClientSession(connector=connector) as session:
+            address = f"https://127.0.0.1:{listener.getsockname()[1]}/"
+            async with session.get(address) as response:
+                await response.content.readexactly(10_000)
+            await asyncio.wait_for(host, 10)
+
+
+def trickle(listener: socket.socket, context: ssl.SSLContext, data: bytes = b"x") -> None:
+    """A body in records of these data, until it is hung up on. Blocks."""
     connection, _ = listener.accept()
     with context.wrap_socket(connection, server_side=True) as wrapped:
         wrapped.recv(65536)
-        wrapped.sendall(OK + b"Content-Length: 1000000\r\n\r\n")
+        wrapped.sendall(OK + b"Content-Length: 1000000000\r\n\r\n")
         with suppress(OSError):
             while True:
-                wrapped.sendall(b"x")
+                wrapped.sendall(data)
 
 
 class Slow(PacedHandler):
