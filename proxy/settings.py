@@ -215,7 +215,10 @@ class Settings(BaseModel):
         3600.0, gt=0, description="Seconds any request may take from its start to its end."
     )
     write_timeout: float = Field(
-        60.0, gt=0, description="Seconds a client may refuse to read before it is dropped."
+        60.0,
+        gt=0,
+        description="Seconds a client has to read what waits for it, up to 128 KiB, "
+        "before it is dropped.",
     )
     head_timeout: float = Field(
         15.0, gt=0, description="Seconds a client may take to send a request's head."
