@@ -16,7 +16,7 @@ pytestmark = E2E
 
 JSON = ("Content-Type: application/json",)
 TOKENS = 120
-LONG = 1900
+LONG = 400
 ENDLESS = 4000
 
 
@@ -120,7 +120,7 @@ async def test_the_death_of_the_engine_or_of_a_worker_ends_all(
         assert await mortal.exit_code() == 1
         await mortal.leaves_nothing()
         async with at_worker(ports[1], 0) as one, at_worker(ports[1], 1) as other:
-            await begin_stream(one, "goes-on", 1000)
+            await begin_stream(one, "goes-on", LONG)
             await begin_stream(other, "broken", ENDLESS)
             bereft.worker(1).kill()
             assert not (await other.response_body()).complete
