@@ -211,12 +211,20 @@ class PacedHandler(ResponseHandler):
         self._behind -= len(data)
         self._parsed += len(data)
         super().data_received(data)
-        if self._is_mostly_framing() and not self._ended:
-            self._refuse()
-        else:
+        if not self._judge():
             self._steer()
 
+    def _judge(self) -> bool:
+        """Refuse a host that sends mostly framing; whether it was refused."""
+        if self._ended or not self._is_mostly_framing():
+            return False
+        self._refuse()
+        return True
+
     def _is_mostly_framing(self) -> bool:
+        if self._reading_paused:
+            # The parser has stopped within a slice, and what it has not parsed may all be body.
+            return False
         body = self._body_size()
         allowed = _FRAMING + body // _FRAMING_SHARE
         return self._answers > _ANSWERS or self._parsed - body > allowed
@@ -281,8 +289,9 @@ class PacedHandler(ResponseHandler):
         # aiohttp calls it for every piece that is taken, paused or not.
         if self._reading_paused:
             super().resume_reading(resume_parser)
-            self._steer()
-            self._pace.enlist(self)
+            if not self._judge():
+                self._steer()
+                self._pace.enlist(self)
 
     def close(self) -> None:
         # An orderly end of TLS would have uvloop unpack what the host still sends, for long.

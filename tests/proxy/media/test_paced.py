@@ -147,6 +147,22 @@ async def test_chunks_of_a_usual_size_are_taken_and_nothing_is_lost_at_the_end(
         assert await fetch(made, image(host.url())) == [data]
 
 
+async def test_what_a_waiting_reader_leaves_with_the_parser_is_not_taken_for_framing() -> None:
+    data = bytes(3_000_000)
+    answer = CHUNKED + chunks(data, 128) + b"0\r\n\r\n"
+    async with (
+        raw_host(answer) as host,
+        aiohttp.ClientSession(connector=PacedConnector(force_close=True)) as session,
+        session.get(host.url(host="127.0.0.1")) as response,
+    ):
+        size = 0
+        async for piece in response.content.iter_any():
+            # As when they are written to a disk.
+            await asyncio.sleep(0.002)
+            size += len(piece)
+    assert size == len(data)
+
+
 async def test_an_answer_that_is_cut_off_is_refused_however_much_came(tmp_path: Path) -> None:
     answer = CHUNKED + chunks(png(filler=3 * MIB), 4096)
     async with raw_host(answer) as host, opened(tmp_path) as made:
