@@ -154,25 +154,40 @@ class Client:
         *,
         within: float,
         limit: int = _SMALL,
-        fresh: bool = False,
+        fresh: bool | None = None,
     ) -> bytes:
-        """The body of a 200. Raises ConnectionFailedError, AnswerTooLargeError, GatewayError."""
+        """The body of a 200. Raises ConnectionFailedError, AnswerTooLargeError, GatewayError.
+
+        `fresh` asks over a new connection, its opposite over a kept one; None over a kept
+        one, and once more over a new one when that turns out to be dead. vLLM 0.23 closes
+        some a moment after an answer without a word of it.
+        """
         try:
             async with asyncio.timeout(within):
-                response = await self._send(method, path, document, fresh=fresh)
                 try:
-                    _check_head(self.name, response)
-                    return await _whole_body(response, limit)
-                except RefusedError as error:
-                    error.said = await _beginning(response, _COMPLAINT)
-                    raise
-                finally:
-                    # Closes the connection unless the whole answer was read.
-                    response.release()
+                    return await self._answer(method, path, document, limit, fresh=bool(fresh))
+                except ConnectionFailedError as failure:
+                    if fresh is not None or not failure.reached:
+                        raise
+                return await self._answer(method, path, document, limit, fresh=True)
         except TimeoutError:
             raise IncompleteGeneration("the engine did not answer in time") from None
         except BROKEN:
             raise IncompleteGeneration("the engine's connection broke") from None
+
+    async def _answer(
+        self, method: str, path: str, document: Any, limit: int, *, fresh: bool
+    ) -> bytes:
+        response = await self._send(method, path, document, fresh=fresh)
+        try:
+            _check_head(self.name, response)
+            return await _whole_body(response, limit)
+        except RefusedError as error:
+            error.said = await _beginning(response, _COMPLAINT)
+            raise
+        finally:
+            # Closes the connection unless the whole answer was read.
+            response.release()
 
     async def _send(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from contextlib import suppress
 from email.utils import formatdate
 
 import orjson
@@ -14,6 +15,7 @@ from proxy.engines.remote.client import (
     AnswerTooLargeError,
     Client,
     ConnectionFailedError,
+    RefusedError,
     seconds_of,
 )
 from proxy.engines.remote.message import LargeBody
@@ -55,6 +57,35 @@ async def test_nobody_there() -> None:
         await client.ask("GET", "/health", within=1)
     assert not caught.value.reached
     await client.close()
+
+
+async def test_a_kept_connection_that_is_dead_is_not_the_servers_last_word() -> None:
+    """vLLM 0.23 closes a connection a moment after some refusals, without saying so before."""
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 400 No\r\nContent-Length: 2\r\n\r\n{}")
+        with suppress(asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+        # The library itself asks again only for what has no body, as GET.
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    client = Client(url, api_key=None, connect_timeout=1.0)
+    for asked in (1, 2, 3):
+        with pytest.raises(RefusedError):
+            await client.ask("POST", "/tokenize", within=5)
+        # The first over one of its own; then the kept one dies, and a new one answers.
+        assert connections == asked
+    with pytest.raises(ConnectionFailedError) as caught:
+        await client.ask("POST", "/tokenize", within=5, fresh=False)
+    assert caught.value.reached
+    await client.close()
+    server.close()
 
 
 async def test_answers_are_bounded_in_size_and_time() -> None:
