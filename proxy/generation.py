@@ -26,6 +26,7 @@ from proxy.clocks import (
 from proxy.engines.base import EngineRequest, Prompt
 from proxy.engines.stream import TokenStream, stopped_stream
 from proxy.gateway import Gateway
+from proxy.handover import Handover
 from proxy.metrics import Account
 from proxy.request_log import ACCOUNT, TRACE
 from proxy.settings import Settings
@@ -256,13 +257,14 @@ async def running(
         if stream.idle:
             # The first token is awaited since then, wherever the request waited.
             stream.last_push = queued
-        account.accepted(len(generation.engine_request.prompt))
-        if account.observer is not None:
-            stream.observe(account.observer)
         with (
             gateway.live.tracked(generation.client_id, stream),
             watched(stream, token, e2e, generation.started),
         ):
+            await stream.accepted()
+            account.accepted(len(generation.engine_request.prompt))
+            if account.observer is not None:
+                stream.observe(account.observer)
             try:
                 yield stream
             finally:
@@ -291,7 +293,9 @@ async def _submitted(
     gateway.check_taking_work()
     request = generation.engine_request
     account.handed_over = True
-    return await gateway.engine.submit(replace(request, trace=account.trace))
+    handover = Handover()
+    with gateway.live.tracked(generation.client_id, handover):
+        return await handover.stream(gateway.engine.submit(replace(request, trace=account.trace)))
 
 
 def check_prompt(field: str, tokens: int, limit: int) -> None:

@@ -121,6 +121,12 @@ class TokenStream:
         """Loop time of the latest token; 0 before the first."""
         return self.last_push if self.last_push > self._start else 0.0
 
+    async def accepted(self) -> None:
+        """Reader side, before all else: wait until it is clear that the engine takes the request.
+
+        It is as soon as there is a stream, unless the engine is elsewhere. Raises its refusal.
+        """
+
     def __aiter__(self) -> TokenStream:
         return self
 

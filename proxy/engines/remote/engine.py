@@ -53,8 +53,6 @@ _PER_TOKEN: Final = 12
 _HEAD: Final = 64 * 1024
 _PLACEHOLDER: Final = re.compile(r"Found more '([^']{1,200})' placeholders")
 """How vLLM says that a text holds what stands for media."""
-REFUSAL_GRACE: Final = 0.1
-"""Seconds to wait for a first word of a server that has sent its 200: some checks come after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,13 +273,7 @@ class RemoteEngine:
                 raise
             return RemoteStream(upstream, response, request, sent)
 
-        stream = await self._somewhere(open_stream)
-        try:
-            await stream.accepted(REFUSAL_GRACE)
-        except BaseException:
-            stream.close()
-            raise
-        return stream
+        return await self._somewhere(open_stream)
 
     async def _somewhere(self, action: Action[T]) -> T:
         """Do it on the least busy server; on another one when its connection fails.

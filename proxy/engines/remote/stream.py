@@ -44,6 +44,8 @@ _MISSES: Final = 8
 """Chunks in a row that are read as any JSON, before no other way is tried any more."""
 _HELD: Final = 64
 """Tokens without text that are looked at again at the end."""
+_REFUSAL_GRACE: Final = 0.1
+"""Seconds to wait for a first word of a server that has sent its 200: some checks come after it."""
 _REST: Final = 1.0
 """Seconds that an upstream gets to say the rest after the last token."""
 _REST_BYTES: Final = 64 * 1024
@@ -138,12 +140,12 @@ class RemoteStream(TokenStream):
             if not self._limit.expired():
                 self._limit.reschedule(self._loop.time())
 
-    async def accepted(self, grace: float) -> None:
-        """Wait at most `grace` seconds for a first word, since it may be a refusal.
+    async def accepted(self) -> None:
+        """Wait a moment for the first word, since it may be a refusal.
 
         vLLM checks some things only after its 200. Raises that refusal.
         """
-        deadline = self._loop.time() + grace
+        deadline = self._loop.time() + _REFUSAL_GRACE
         while not self._pending and not self._ended and self._loop.time() < deadline:
             await self._read(within=deadline - self._loop.time())
         self.raise_if_failed()

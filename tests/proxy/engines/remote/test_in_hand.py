@@ -75,9 +75,11 @@ class Held:
         assert (await post(self.opened.port, {"id": "mine"}, STOP)).status == 200
 
 
-def streams(opened: Sidecar) -> list[Any]:
+def streams(opened: Sidecar) -> list[RemoteStream]:
     live = opened.running.gateway.live._streams
-    return [stream for several in live.values() for stream in several]
+    each = (stream for several in live.values() for stream in several)
+    # Not what is on its way to the server yet.
+    return [stream for stream in each if isinstance(stream, RemoteStream)]
 
 
 async def first(call: Call, ids: list[int]) -> None:
