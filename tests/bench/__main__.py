@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from tests.bench.measures import MEASURES, SMOKE, Plan
@@ -15,8 +16,9 @@ def main() -> int:
     """Run, print, write. Exit code 1 when a smoke run is worse than target and noise allow."""
     options = _options()
     names = options.only.split(",") if options.only else SMOKE if options.smoke else MEASURES
-    small = {"rounds": 3, "tokens": 300, "engine_tokens": 60} if options.smoke else {}
-    plan = Plan(model=options.model, real_model=options.real_model, **small)
+    plan = Plan(model=options.model, real_model=options.real_model)
+    if options.smoke:
+        plan = replace(plan, rounds=3, tokens=300, engine_tokens=100, portions=(1,))
     rows = []
     for name in names:
         print(f"{name} ...", file=sys.stderr, flush=True)

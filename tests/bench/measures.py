@@ -36,6 +36,8 @@ class Plan:
     tokens: int = 1000
     engine_tokens: int = 200
     streams: int = 64
+    portions: tuple[int, ...] = (1, 16)
+    """Tokens that the upstream of P3 writes at once."""
 
 
 def load(kind: str, port: int, streams: int, tokens: int) -> dict[str, Any]:
@@ -71,7 +73,11 @@ def p1(plan: Plan) -> list[Row]:
             server(_READY, "tests.bench.serve_source", "full", "{port}", core=_SERVER_CORE)
         )
         theirs = stack.enter_context(
-            server(_OPENAI_READY, "tests.bench.serve_vllm_stub", plan.model, "{port}")
+            server(
+                _OPENAI_READY,
+                *("tests.bench.serve_vllm_stub", plan.model, "{port}"),
+                core=_SERVER_CORE,
+            )
         )
         pairs = _interleaved(
             plan,
@@ -108,7 +114,7 @@ _PORTIONS: Final = {1: "one token a write, as vLLM sends", 16: "16 a write, an u
 
 def p3(plan: Plan) -> list[Row]:
     """CPU per frame of the sidecar, beside a plain byte pass-through in aiohttp."""
-    return [_p3(plan, portion, how) for portion, how in _PORTIONS.items()]
+    return [_p3(plan, portion, _PORTIONS[portion]) for portion in plan.portions]
 
 
 def _p3(plan: Plan, portion: int, how: str) -> Row:
@@ -184,7 +190,7 @@ def p5(plan: Plan) -> list[Row]:
     """Memory of an open stream that is silent."""
     count = 1000
     samples = []
-    for _ in range(min(plan.rounds, 3)):
+    for _ in range(plan.rounds):
         with server(_READY, "tests.bench.serve_source", "idle", "{port}") as running:
             asyncio.run(_hold(running.port, 50, running, []))
             grown: list[int] = []
@@ -335,5 +341,5 @@ MEASURES: Final[dict[str, Callable[[Plan], list[Row]]]] = {
     "P9": p9,
     "P10": p10,
 }
-SMOKE: Final = ("P1", "P5", "P9")
+SMOKE: Final = ("P1", "P2", "P3", "P5", "P9")
 """Of CPU time and memory, which other work on the machine changes little."""

@@ -21,6 +21,8 @@ class SseSplitter:
     fields are skipped. No more than `limit` bytes of a line are ever held.
     """
 
+    __slots__ = ("_begun", "_limit")
+
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._begun = bytearray()

@@ -98,6 +98,23 @@ class Source(Protocol):
 class RemoteStream(TokenStream):
     """One answer of one upstream. `sent` is the monotonic time at which it was asked for."""
 
+    __slots__ = (
+        "_away",
+        "_carried",
+        "_count",
+        "_due",
+        "_gone",
+        "_held",
+        "_last",
+        "_limit",
+        "_lines",
+        "_misses",
+        "_previous",
+        "_response",
+        "_source",
+        "_top",
+    )
+
     def __init__(
         self, source: Source, response: aiohttp.ClientResponse, request: EngineRequest, sent: float
     ) -> None:
