@@ -56,7 +56,14 @@ class Case:
         )
 
     async def submit(self, **request: Any) -> TokenStream:
-        return await self.engine.submit(await self.request(**request))
+        """A stream that the engine has taken. Raises its refusal."""
+        stream = await self.engine.submit(await self.request(**request))
+        try:
+            await stream.accepted()
+        except BaseException:
+            stream.close()
+            raise
+        return stream
 
     async def run(self, **request: Any) -> list[Token]:
         """All tokens of one generation."""
