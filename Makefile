@@ -100,7 +100,7 @@ test-vllm-0.23: everything ## Run the engine tests on vLLM 0.23, in .venv-vllm-0
 	$(ENGINE_ENV) $(VENV_OLD)/bin/python $(E2E)
 
 .PHONY: test-multimodal
-test-multimodal: everything ## Run the tests with real multimodal models, in .venv-multimodal (6 GB)
+test-multimodal: everything ## Run the tests with real multimodal models, in .venv-multimodal (6.5 GB more)
 	@$(PREPARE) --venv $(VENV_MULTIMODAL) --with test --engine 0.32.0-media --multimodal-models
 	$(ENGINE_ENV) $(VENV_MULTIMODAL)/bin/python -m pytest -m multimodal tests/multimodal \
 		--timeout 600 $(PYTEST_ARGS)

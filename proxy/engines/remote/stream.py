@@ -133,9 +133,9 @@ class RemoteStream(TokenStream):
         self._away = False
         self._gone = False
         self._limit: asyncio.Timeout | None = None
-        """Of a wait with tokens in hand, while there is one."""
+        """Of the wait that an end cuts short, while there is one."""
         self._due: Callable[[], None] | None = None
-        """The end that came during such a wait."""
+        """The end that came during that wait."""
 
     @property
     def idle(self) -> bool:
