@@ -59,7 +59,7 @@ def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
 @contextlib.contextmanager
 def _running(words: list[str], ready: str) -> Iterator[None]:
     # By itself vLLM takes nearly all memory for its cache, and the machine has nothing left.
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "2", **os.environ}
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", **os.environ}
     process = subprocess.Popen(words, env=environment)
     try:
         _wait(ready, process)

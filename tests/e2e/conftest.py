@@ -29,6 +29,10 @@ ENGINE_FLAGS = (
 )
 
 
+KV_CACHE = 1
+"""GiB of each engine. Up to eight of them live side by side, in whatever order the tests come."""
+
+
 def prepared(variable: str, folder: str) -> Path:
     path = Path(os.environ.get(variable) or MODELS / folder)
     if not (path / "config.json").is_file():
@@ -51,7 +55,7 @@ def tiny_model() -> Path:
 @pytest.fixture(scope="session")
 def engine_environment() -> Iterator[dict[str, str]]:
     """vLLM's environment, for the whole session."""
-    with vllm_environment(gigabytes=2) as environment:
+    with vllm_environment(gigabytes=KV_CACHE) as environment:
         yield environment
 
 
@@ -83,9 +87,9 @@ async def remote(
         yield opened
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def shared(model_path: Path, engine_environment: dict[str, str]) -> AsyncIterator[SharedPair]:
-    """Two clients of one engine, in this very process."""
+    """Two clients of one engine, in this very process. Only one module needs them."""
     from tests.e2e.shared import shared_pair
 
     async with shared_pair(model_path, *ENGINE_FLAGS) as pair:

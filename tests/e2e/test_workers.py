@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.e2e.herd import ROOMY, SPREAD
-from tests.e2e.process import gateway_process, serve_process
+from tests.e2e.process import GatewayProcess, gateway_process, serve_process
 from tests.e2e.remote import RemoteGateway
 from tests.e2e.support import E2E
 from tests.support import Connection, generate_body, get, get_bytes, post, request_bytes
@@ -57,16 +59,25 @@ async def stop_across(one: Connection, other: Connection) -> None:
     assert (await one.response_body()).complete
 
 
-async def test_two_workers_on_one_engine(
-    tiny_model: Path, engine_environment: dict[str, str]
-) -> None:
-    flags = (*ROOMY, "--workers", "2", "--mindie-metrics", "--drain-timeout", "120")
-    environment = {**engine_environment, **SPREAD}
-    async with gateway_process(tiny_model, *flags, environment=environment) as process:
+@asynccontextmanager
+async def two_on_one_engine(
+    model: Path, environment: dict[str, str], *flags: str
+) -> AsyncIterator[tuple[GatewayProcess, int]]:
+    """Two workers that are ready, and their port."""
+    words = (*ROOMY, "--workers", "2", *flags)
+    async with gateway_process(model, *words, environment={**environment, **SPREAD}) as process:
         port = await process.port()
         assert (await get(port, "/v2/health/live")).status == 200
         assert (await get(port, "/v2/health/ready")).status == 503
         assert await process.workers_ready(2) == port
+        yield process, port
+
+
+async def test_two_workers_on_one_engine(
+    tiny_model: Path, engine_environment: dict[str, str]
+) -> None:
+    flags = ("--mindie-metrics", "--drain-timeout", "120")
+    async with two_on_one_engine(tiny_model, engine_environment, *flags) as (process, port):
         async with at_worker(port, 0) as one, at_worker(port, 1) as other:
             await both_at_work(port, one, other)
             page = (await get(port, "/metrics")).body.decode()
@@ -99,35 +110,35 @@ async def test_two_workers_on_one_engine(
         assert b"Traceback" not in process.output
 
 
-async def test_the_death_of_the_engine_or_of_a_worker_ends_all(
+async def test_the_death_of_the_engine_ends_the_streams_of_all(
     tiny_model: Path, engine_environment: dict[str, str]
 ) -> None:
-    flags = (*ROOMY, "--workers", "2")
-    environment = {**engine_environment, **SPREAD}
-    async with (
-        gateway_process(tiny_model, *flags, environment=environment) as mortal,
-        gateway_process(tiny_model, *flags, environment=environment) as bereft,
-    ):
-        ports = [await process.workers_ready(2) for process in (mortal, bereft)]
-        async with at_worker(ports[0], 0) as one, at_worker(ports[0], 1) as other:
+    async with two_on_one_engine(tiny_model, engine_environment) as (process, port):
+        async with at_worker(port, 0) as one, at_worker(port, 1) as other:
             for client in (one, other):
                 await begin_stream(client, "broken", ENDLESS)
-            mortal.engine().kill()
+            process.engine().kill()
             for client in (one, other):
                 rest = await client.response_body()
                 assert not rest.complete
                 assert rest.frames[-1]["err_msg"] == "the engine died"
-        assert await mortal.exit_code() == 1
-        await mortal.leaves_nothing()
-        async with at_worker(ports[1], 0) as one, at_worker(ports[1], 1) as other:
+        assert await process.exit_code() == 1
+        await process.leaves_nothing()
+
+
+async def test_the_death_of_a_worker_ends_all_when_the_others_are_done(
+    tiny_model: Path, engine_environment: dict[str, str]
+) -> None:
+    async with two_on_one_engine(tiny_model, engine_environment) as (process, port):
+        async with at_worker(port, 0) as one, at_worker(port, 1) as other:
             await begin_stream(one, "goes-on", LONG)
             await begin_stream(other, "broken", ENDLESS)
-            bereft.worker(1).kill()
+            process.worker(1).kill()
             assert not (await other.response_body()).complete
             assert (await one.response_body()).complete
-        assert await bereft.exit_code() == 4
-        await bereft.leaves_nothing()
-        assert b"nobody can take its place at the engines" in bereft.output
+        assert await process.exit_code() == 4
+        await process.leaves_nothing()
+        assert b"nobody can take its place at the engines" in process.output
 
 
 async def test_two_workers_in_front_of_a_real_server(
