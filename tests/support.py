@@ -8,19 +8,20 @@ import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 from proxy.app import build_app
+from proxy.crew import Exchange, Siblings, Worker
 from proxy.engines.base import Engine, EngineRequest
 from proxy.engines.stream import TokenStream
 from proxy.engines.stub import StubEngine
 from proxy.gateway import Gateway
 from proxy.http_protocol import HttpProtocol
-from proxy.listeners import bind_all
+from proxy.listeners import bind_all, bind_for_workers
 from proxy.reload import Reloader
 from proxy.security import put_in_force
 from proxy.server import HttpServer
@@ -31,6 +32,8 @@ MODEL: Final = "llama3-70b"
 STREAM_PATH: Final = f"/v2/models/{MODEL}/generate_stream"
 WITHIN: Final = 45.0
 """Seconds after which a test gives up waiting: long, since a real engine may share its cores."""
+WORKERS = 1
+"""How many `serving` has, where a test does not say."""
 
 
 @dataclass
@@ -44,15 +47,23 @@ class RunningGateway:
     ports: list[int]
     """The main one first, then those of its own for management and metrics, in this order."""
     deaths: list[str] = field(default_factory=list)
+    others: list[Gateway] = field(default_factory=list)
+    """The workers beside `gateway`, which is the first one."""
 
     def url(self, path: str = STREAM_PATH) -> str:
         return f"http://127.0.0.1:{self.port}{path}"
 
+    @property
+    def gateways(self) -> list[Gateway]:
+        """Every worker."""
+        return [self.gateway, *self.others]
+
     def metric(self, name: str, **labels: str) -> float:
-        """One figure of the gateway's own metrics, summed over the labels not given."""
+        """One figure of the gateway's own metrics, summed over workers and labels not given."""
         return sum(
             sample.value
-            for family in self.gateway.metrics.registry.collect()
+            for gateway in self.gateways
+            for family in gateway.metrics.registry.collect()
             for sample in family.samples
             if sample.name == name and labels.items() <= sample.labels.items()
         )
@@ -71,37 +82,71 @@ class RunningGateway:
         await eventually(lambda: self.outcomes == outcomes, lambda: self.outcomes)
         assert self.metric("mindie_gateway_requests_received_total") == sum(outcomes.values())
         assert self.metric("mindie_gateway_requests_in_flight") == 0
-        assert self.gateway.admission.in_use == 0
-        assert len(self.gateway.live) == 0
+        for gateway in self.gateways:
+            assert gateway.admission.in_use == 0
+            assert len(gateway.live) == 0
         assert not self.engine.live
 
 
 @asynccontextmanager
 async def serving(
-    engine: Engine | None = None, *, started: bool = True, **settings: Any
+    engine: Engine | None = None, *others: Engine, started: bool = True, **settings: Any
 ) -> AsyncIterator[RunningGateway]:
-    """Serve `engine` (the stub by default) on a free port.
+    """Serve `engine` (the stub by default) on a free port, as one worker or as several.
 
-    With `started=False` the engine is left in its start, as probes see it.
+    Each of `others` is for one worker more. Without them there are `WORKERS`, all on
+    this engine. With `started=False` the engine is left in its start, as probes see it.
     """
     engine = StubEngine() if engine is None else engine
+    engines = [engine, *(others or [engine] * (WORKERS - 1))]
+    count = len(engines)
+    chosen = Settings(port=0, workers=count, **settings)
+    shares = [bind_all(chosen)] if count == 1 else bind_for_workers(chosen)
+    exchange = None if count == 1 else Exchange.open(count)
+    async with AsyncExitStack() as stack:
+        members = [
+            await stack.enter_async_context(_member(chosen, each, Worker(index, count), exchange))
+            for index, each in enumerate(engines)
+        ]
+        for member, bound in zip(members, shares, strict=True):
+            await member.server.start(*bound)
+        ports = [bound.port for bound in shares[0]]
+        gateway, *beside = [member.gateway for member in members]
+        running = RunningGateway(gateway, engine, ports[0], members[0].reloader, ports)
+        running.others = beside
+        if started:
+            for each in running.gateways:
+                await each.start_engine(running.deaths.append)
+        yield running
 
+
+class _Member(NamedTuple):
+    """One worker, or the only one."""
+
+    gateway: Gateway
+    server: HttpServer
+    reloader: Reloader
+
+
+@asynccontextmanager
+async def _member(
+    settings: Settings, engine: Engine, worker: Worker, exchange: Exchange | None
+) -> AsyncIterator[_Member]:
     async def factory() -> Engine:
         return engine
 
-    gateway = Gateway(Settings(port=0, **settings), factory)
+    gateway = Gateway(settings, factory, worker)
     server = HttpServer(build_app(gateway))
-    bound = bind_all(gateway.settings)
     reloader = Reloader(lambda what: gateway.metrics.reload_failures.labels(what).inc())
-    await put_in_force(gateway.settings, gateway.access, server, reloader)
-    await server.start(*bound)
-    running = RunningGateway(gateway, engine, bound[0].port, reloader, [b.port for b in bound])
-    if started:
-        await gateway.start_engine(running.deaths.append)
+    await put_in_force(settings, gateway.access, server, reloader)
+    if exchange is not None:
+        await gateway.join(Siblings(worker, exchange))
     try:
-        yield running
+        yield _Member(gateway, server, reloader)
     finally:
         await server.close()
+        if gateway.siblings is not None:
+            gateway.siblings.close()
         await gateway.close_engine()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
@@ -89,11 +89,21 @@ async def remote(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def shared(model_path: Path, engine_environment: dict[str, str]) -> AsyncIterator[SharedPair]:
-    """Two clients of one engine, in this very process. Only one module needs them."""
+    """Two clients of one engine, in this very process, for a module that needs them."""
     from tests.e2e.shared import shared_pair
 
     async with shared_pair(model_path, *ENGINE_FLAGS) as pair:
         yield pair
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def two_workers(shared: SharedPair) -> AsyncIterator[RealGateway]:
+    """Two workers, each with one of these clients, behind one port."""
+    from tests.e2e.engines import Borrowed
+
+    lent: list[Any] = [Borrowed(each, shared.info) for each in (shared.first, shared.second)]
+    async with serving(*lent) as running:
+        yield RealGateway(running, shared.first, (shared.second,))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -9,13 +9,14 @@ from vllm import AsyncEngineArgs
 
 from proxy.engines.base import ModelInfo
 from proxy.engines.embedded import EmbeddedEngine
+from proxy.engines.engine_line import Shared
 
 
 class SharedEngine(EmbeddedEngine):
     """The session's engine. What it learns of each step it tells its guests as well."""
 
-    def __init__(self, args: AsyncEngineArgs) -> None:
-        super().__init__(args, openai={})
+    def __init__(self, args: AsyncEngineArgs, shared: Shared | None = None) -> None:
+        super().__init__(args, openai={}, shared=shared)
         self.arguments = args
         self.guests: list[CollectorGuest] = []
 
@@ -23,6 +24,11 @@ class SharedEngine(EmbeddedEngine):
     def llm(self) -> Any:
         """vLLM's own engine, to drive it directly."""
         return self._engine
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that vLLM's front end still knows."""
+        return len(self.llm.output_processor.request_states)
 
     def _step_done(self, engine_index: int, scheduler: Any, iteration: Any) -> None:
         super()._step_done(engine_index, scheduler, iteration)

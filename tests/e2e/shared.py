@@ -15,8 +15,9 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from proxy.crew import Worker
 from proxy.engines.base import ModelInfo
-from proxy.engines.embedded import EmbeddedEngine, EngineProcesses, parse_engine_args
+from proxy.engines.embedded import EngineProcesses, parse_engine_args
 from proxy.engines.engine_line import Board, EngineLine, Shared, tell
+from tests.e2e.engines import SharedEngine
 
 CLIENTS = 2
 
@@ -25,16 +26,13 @@ CLIENTS = 2
 class SharedPair:
     """Both clients; `info` is what the second one says."""
 
-    first: EmbeddedEngine
-    second: EmbeddedEngine
+    first: SharedEngine
+    second: SharedEngine
     info: ModelInfo
 
     def held(self) -> int:
         """Requests that either client still knows."""
-        return sum(
-            len(engine._engine.output_processor.request_states)
-            for engine in (self.first, self.second)
-        )
+        return self.first.unfinished + self.second.unfinished
 
 
 @contextmanager
@@ -62,9 +60,9 @@ async def shared_pair(model: Path, *flags: str) -> AsyncIterator[SharedPair]:
     def launch() -> EngineProcesses:
         return EngineProcesses(parse_engine_args(str(model), list(flags)), CLIENTS, told)
 
-    async def client(line: EngineLine) -> tuple[EmbeddedEngine, ModelInfo]:
+    async def client(line: EngineLine) -> tuple[SharedEngine, ModelInfo]:
         shared = Shared(line, await line.addresses())
-        engine = EmbeddedEngine(parse_engine_args(str(model), list(flags)), shared=shared)
+        engine = SharedEngine(parse_engine_args(str(model), list(flags)), shared)
         return engine, await engine.start(lambda reason: None)
 
     with one_registry_for_two():

@@ -40,17 +40,20 @@ class RealGateway:
 
     running: RunningGateway
     engine: SharedEngine
+    others: tuple[SharedEngine, ...] = ()
+    """Of the workers beside the first one: clients of the same engine core."""
 
     @property
     def unfinished(self) -> int:
-        """Requests that vLLM's front end still knows."""
-        return len(self.engine.llm.output_processor.request_states)
+        """Requests that vLLM's front ends still know."""
+        return sum(engine.unfinished for engine in (self.engine, *self.others))
 
     @property
     def idle(self) -> bool:
         """Whether nothing is left of any request, in vLLM's two halves and in ours."""
         load = self.engine.load()
-        return not (self.unfinished or load.running or load.waiting or self.running.gateway.live)
+        live = any(gateway.live for gateway in self.running.gateways)
+        return not (self.unfinished or load.running or load.waiting or live)
 
     def sample(self, name: str, **labels: str) -> float:
         """A figure of generate_stream as /metrics shows it, 0 when there is none yet."""

@@ -46,6 +46,17 @@ COPIED = {
 """A prompt that repeats something, and what the model then writes on with."""
 
 
+@pytest.fixture
+def workers(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def real(workers: int, real: RealGateway, two_workers: RealGateway) -> RealGateway:
+    """The gateway, or two workers that share an engine like its own."""
+    return real if workers == 1 else two_workers
+
+
 async def generate_directly(
     real: RealGateway, prompt: str, count: int, **sampling: Any
 ) -> list[int]:
@@ -295,6 +306,7 @@ async def test_small_temperatures_are_greedy(real: RealGateway) -> None:
     assert text_of(dialect) == greedy
 
 
+@pytest.mark.alone
 async def test_no_token_is_lost_or_merged_when_the_reader_lags(
     real: RealGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,6 +374,7 @@ def slow_readers(
     return pushed, merged
 
 
+@pytest.mark.alone
 async def test_both_token_paths_give_the_same_text(real: RealGateway) -> None:
     prompts = [STORY, QUESTION, *(prompt for prompt, _ in COPIED.values())]
     async with a_collector_gateway(real) as collector:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import uvloop
 
+import tests.support
+
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"uvloop": uvloop.new_event_loop}
@@ -16,6 +18,12 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "logs_errors: the test provokes an error in the log")
+
+
+@pytest.fixture
+def workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many workers `serving` has in this test: a client must not notice."""
+    monkeypatch.setattr(tests.support, "WORKERS", request.param)
 
 
 @pytest.fixture(autouse=True)

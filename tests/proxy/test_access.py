@@ -17,6 +17,8 @@ from proxy.settings import SettingsError
 from tests.support import STREAM_PATH, RawResponse, exchange, request_bytes, serving
 from translators.tokens import Finish, FinishReason, Token
 
+pytestmark = pytest.mark.usefixtures("workers")
+
 BODY = {"text_input": "one two", "parameters": {"max_new_tokens": 2}}
 
 
@@ -57,6 +59,7 @@ async def test_a_key_opens_the_service_however_it_is_sent(header: str) -> None:
         ("Authorization: Bearer k2", "X-Api-Key: k1"),
     ],
 )
+@pytest.mark.alone
 async def test_without_a_known_key_it_is_401_in_the_contracts_shape(
     headers: tuple[str, ...],
 ) -> None:
@@ -109,6 +112,7 @@ async def test_only_management_may_have_keys() -> None:
         assert (await ask(running.port, path="/metrics")).status == 401
 
 
+@pytest.mark.alone
 async def test_a_keys_rate_is_429_with_retry_after_and_only_its_own() -> None:
     keys = f"{line('a', 'k1', 'rate=1')},{line('b', 'k2')}"
     async with serving(api_keys=keys) as running:
@@ -119,6 +123,7 @@ async def test_a_keys_rate_is_429_with_retry_after_and_only_its_own() -> None:
         assert (await ask(running.port, "X-Api-Key: k2")).status == 200
 
 
+@pytest.mark.alone
 async def test_a_keys_streams_at_once_are_limited_until_one_ends() -> None:
     go = asyncio.Event()
 
@@ -138,6 +143,7 @@ async def test_a_keys_streams_at_once_are_limited_until_one_ends() -> None:
         assert (await ask(running.port, "X-Api-Key: k1")).status == 200
 
 
+@pytest.mark.alone
 async def test_keys_are_rotated_while_a_stream_runs(tmp_path: Path) -> None:
     go = asyncio.Event()
 
@@ -164,6 +170,7 @@ async def test_keys_are_rotated_while_a_stream_runs(tmp_path: Path) -> None:
 
 @pytest.mark.logs_errors
 @pytest.mark.parametrize("content", ["alice no-hash", None])
+@pytest.mark.alone
 async def test_keys_that_became_unreadable_leave_the_old_ones_in_force(
     tmp_path: Path, content: str | None
 ) -> None:

@@ -27,6 +27,8 @@ from tests.support import (
 )
 from translators.errors import GatewayError, GenerationError, IncompleteGeneration
 
+pytestmark = pytest.mark.usefixtures("workers")
+
 NO_ROUTE = {"error": "there is no such route", "error_type": "NotFoundError"}
 GET_ROUTES = [route.path for route in ROUTES if route.method == "GET" and "{" not in route.path]
 

@@ -21,6 +21,8 @@ from tests.support import (
     serving,
 )
 
+pytestmark = pytest.mark.usefixtures("workers")
+
 LIMIT = 4096
 CHUNKED = (
     f"POST {STREAM_PATH} HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
@@ -224,6 +226,7 @@ async def _in_flight(running: RunningGateway, count: int = 1) -> None:
     await eventually(lambda: running.metric(name) == count)
 
 
+@pytest.mark.alone
 async def test_slow_bodies_do_not_keep_others_out() -> None:
     async with serving(max_requests=1) as running:
         slow = [connection(running.port) for _ in range(5)]

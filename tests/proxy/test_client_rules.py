@@ -16,6 +16,8 @@ from tests.support import MODEL, STREAM_PATH, exchange, post, request_bytes, ser
 from translators.errors import IncompleteGeneration
 from translators.tokens import Finish, FinishReason, Token
 
+pytestmark = pytest.mark.usefixtures("workers")
+
 DETAILS: dict[str, Any] = {"text_input": "a b", "parameters": {"details": True}}
 
 
@@ -174,6 +176,7 @@ async def test_15_the_routes_that_clients_call_beside_it(path: str) -> None:
     assert response.status == 200
 
 
+@pytest.mark.alone
 async def test_16_leaving_after_the_first_token_is_normal(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -24,6 +24,8 @@ from tests.support import (
 )
 from translators.errors import GenerationTimeout
 
+pytestmark = pytest.mark.usefixtures("workers")
+
 TIMEOUTS = {
     "client timeout": {},
     "server tokenTimeout": {"token_timeout": 0.15},

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import pytest
+
 from proxy.engines.base import EngineRequest
 from proxy.engines.stream import TokenStream
 from proxy.engines.stub import StubEngine
 from tests.support import post, serving
 from translators.tokens import Finish, FinishReason, Token
+
+pytestmark = pytest.mark.usefixtures("workers")
 
 
 def _token(number: int, finish: Finish | None = None, text: str | None = None) -> Token:

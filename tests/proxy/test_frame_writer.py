@@ -31,6 +31,8 @@ from tests.support import (
 from translators.errors import IncompleteGeneration
 from translators.tokens import FinishReason, Token
 
+pytestmark = pytest.mark.usefixtures("workers")
+
 STREAM_HEADERS = {
     "content-type": "text/event-stream",
     "cache-control": "no-cache",
@@ -358,6 +360,7 @@ async def test_a_head_request_to_a_post_route_is_no_route() -> None:
 
 
 @pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.alone
 async def test_the_last_bytes_are_not_kept_for_one_who_does_not_read_them(kept: bool) -> None:
     engine = StubEngine(silent)
     async with (
@@ -381,6 +384,7 @@ async def test_the_last_bytes_are_not_kept_for_one_who_does_not_read_them(kept: 
         await eventually(lambda: transport.get_extra_info("socket").fileno() != descriptor)
 
 
+@pytest.mark.alone
 async def test_the_last_bytes_are_kept_for_one_who_reads_late() -> None:
     engine = StubEngine(silent)
     async with (

@@ -26,6 +26,8 @@ from tests.support import (
 from translators.body import parse_object
 from translators.contract import Contract
 
+pytestmark = pytest.mark.usefixtures("workers")
+
 OTHER_MODEL = "/v2/models/other/generate_stream"
 
 # Each fault with the status and a word of its error, in the order of contract §1. A request with
@@ -70,6 +72,7 @@ async def test_the_first_failure_wins(first: int) -> None:
         await running.settled(refused=1)
 
 
+@pytest.mark.alone
 async def test_the_order_around_the_body() -> None:
     """model → encoding and size → JSON → shutting down → id."""
     gzip = ("Content-Encoding: gzip",)
@@ -114,6 +117,7 @@ async def test_a_large_body_does_not_hold_the_loop(
     assert [thread is threading.current_thread() for thread in threads] == [on_the_loop]
 
 
+@pytest.mark.alone
 async def test_the_engine_is_asked_last() -> None:
     """A full gateway tells a faulty request of its fault, not of the lack of room."""
     async with serving(max_requests=1) as running:
@@ -163,6 +167,7 @@ async def test_priorities(priority: int | None, given: int) -> None:
         assert request.priority == given
 
 
+@pytest.mark.alone
 async def test_a_priority_that_the_engine_cannot_honour_is_counted_and_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -177,6 +182,7 @@ async def test_a_priority_that_the_engine_cannot_honour_is_counted_and_said_once
     assert "priority" in warnings[0]
 
 
+@pytest.mark.alone
 async def test_whose_id_it_is() -> None:
     """The body's, else the header `req-id` when it can be an id, else a generated one."""
     header = ("req-id: from-header",)
@@ -237,6 +243,7 @@ async def test_accumulated_text() -> None:
         assert (await post(running.port, body)).texts == [" a", " a b", " a b a"]
 
 
+@pytest.mark.alone
 async def test_large_bodies_are_parsed_one_at_a_time() -> None:
     """While one is, the next waits, and small ones go past it."""
     large = generate_body("a " * 600_000)

@@ -20,6 +20,8 @@ from tests.support import (
     serving,
 )
 
+pytestmark = pytest.mark.usefixtures("workers")
+
 LIVE = "/v2/health/live"
 
 
@@ -66,6 +68,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.alone
 async def test_a_bomb_is_422_and_others_are_served_meanwhile(name: str) -> None:
     async with serving() as running, connection(running.port) as client:
         client.send(request_bytes(BOMBS[name]))

@@ -21,6 +21,8 @@ from tests.support import (
     token,
 )
 
+pytestmark = pytest.mark.usefixtures("workers")
+
 POST = f"POST {STREAM_PATH} HTTP/1.1\r\nHost: test\r\n".encode()
 GET = b"GET /v2/health/live HTTP/1.1\r\nHost: test\r\n"
 MALFORMED = {
@@ -89,6 +91,7 @@ async def test_a_body_that_turns_malformed_is_answered_at_once(begun: bytes) -> 
         await running.settled(refused=1)
 
 
+@pytest.mark.alone
 async def test_a_malformed_body_behind_a_running_request_is_answered_in_its_turn() -> None:
     engine = StubEngine(silent)
     async with serving(engine) as running, connection(running.port) as client:

@@ -27,6 +27,8 @@ from tests.support import (
     serving,
 )
 
+pytestmark = pytest.mark.usefixtures("workers")
+
 LEGACY = {
     *("/v2/models/{model}/generate_stream", "/v2/models/{model}/generate"),
     *("/v2/models/{model}/infer", "/v2/models/{model}/stopInfer"),

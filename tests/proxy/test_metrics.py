@@ -35,6 +35,8 @@ from translators.errors import (
     UnsupportedEncoding,
 )
 
+pytestmark = pytest.mark.usefixtures("workers")
+
 
 @pytest.mark.parametrize(
     ("error", "outcome"),
@@ -115,6 +117,7 @@ async def test_labels_are_bounded() -> None:
     assert b"zzz" not in text
 
 
+@pytest.mark.alone
 async def test_the_books_balance_after_everything_at_once() -> None:
     """Successes, failures, cancels and refusals in random order, in parallel."""
     engine = StubEngine()

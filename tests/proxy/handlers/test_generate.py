@@ -23,6 +23,8 @@ from tests.support import (
 from translators.errors import IncompleteGeneration
 from translators.tokens import FinishReason
 
+pytestmark = pytest.mark.usefixtures("workers")
+
 GENERATE = f"/v2/models/{MODEL}/generate"
 INFER = f"/v2/models/{MODEL}/infer"
 
@@ -177,6 +179,7 @@ async def test_a_client_that_leaves_is_cancelled(path: str, body: Any) -> None:
         await running.settled(cancelled=1)
 
 
+@pytest.mark.alone
 async def test_a_broken_whole_answer_is_a_failure_not_a_refusal() -> None:
     """The drain deadline breaks what the engine has taken: 503, but nothing was refused."""
     async with serving(StubEngine(silent)) as running, connection(running.port) as client:

@@ -14,6 +14,8 @@ from proxy.engines.stub import STUB_INFO, StubEngine, silent
 from proxy.gateway import State
 from tests.support import MODEL, connection, eventually, generate_body, get, request_bytes, serving
 
+pytestmark = pytest.mark.usefixtures("workers")
+
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 PATHS = {
     "server_metadata": "/v2",
@@ -98,6 +100,7 @@ async def test_running_requests_take_slots_and_cache() -> None:
         }
 
 
+@pytest.mark.alone
 async def test_there_are_never_less_than_no_slots() -> None:
     engine = StubEngine(silent, replace(STUB_INFO, max_num_seqs=1))
     async with (
@@ -149,6 +152,7 @@ async def test_before_the_engine_has_spoken_there_is_nothing_to_tell(path: str) 
 
 
 @pytest.mark.parametrize("name", ["slot_count", "tgi_info"])
+@pytest.mark.alone
 async def test_what_invites_requests_is_503_while_none_are_taken(name: str) -> None:
     async with serving() as running:
         running.gateway.enter(State.DRAINING)

@@ -22,6 +22,8 @@ from tests.support import (
     token,
 )
 
+pytestmark = pytest.mark.usefixtures("workers")
+
 STOP = f"/v2/models/{MODEL}/stopInfer"
 
 
@@ -88,6 +90,7 @@ async def test_an_unknown_model_is_404() -> None:
     assert response.status == 404
 
 
+@pytest.mark.alone
 async def test_running_requests_can_be_stopped_while_the_gateway_drains() -> None:
     async with (
         serving(one_token_then_silence()) as running,

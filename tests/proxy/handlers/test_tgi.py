@@ -25,6 +25,8 @@ from tests.support import (
 from translators.errors import GenerationError, IncompleteGeneration
 from translators.tokens import FinishReason
 
+pytestmark = pytest.mark.usefixtures("workers")
+
 PATHS = ["/generate_stream", "/generate", "/"]
 
 
@@ -115,6 +117,7 @@ async def test_refusals_are_tgis(path: str, raw: Any, reason: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.alone
 async def test_an_overloaded_gateway_is_429_as_tgi_is(path: str) -> None:
     async with (
         serving(StubEngine(silent), max_requests=1) as running,
@@ -135,6 +138,7 @@ async def eventually_refused(running: Any) -> float:
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.alone
 async def test_what_the_engine_refuses_and_a_gateway_that_goes(path: str) -> None:
     async with serving() as running:
         running.engine.refusal = GenerationError("no")
