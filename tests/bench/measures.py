@@ -244,18 +244,23 @@ def _full_text_cost(tokens: int) -> float:
     token = Token(1, " token", 0.01, 0.0, 1)
     for _ in range(tokens):
         frames.frame(token)
-    begin = time.process_time()
-    for _ in range(100):
-        frames.frame(token)
-    return (time.process_time() - begin) / 100
+    return _least_cost(lambda: frames.frame(token), 10)
 
 
 def _copy_cost(size: int) -> float:
     buffer = bytearray(size)
-    begin = time.process_time()
-    for _ in range(1000):
-        bytes(buffer)
-    return (time.process_time() - begin) / 1000
+    return _least_cost(lambda: bytes(buffer), 1000)
+
+
+def _least_cost(work: Callable[[], object], times: int) -> float:
+    """CPU seconds of one call: the least of ten runs, since a run is short and may be disturbed."""
+    runs = []
+    for _ in range(10):
+        begin = time.process_time()
+        for _ in range(times):
+            work()
+        runs.append((time.process_time() - begin) / times)
+    return min(runs)
 
 
 def p6(plan: Plan) -> list[Row]:
