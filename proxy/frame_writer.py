@@ -12,7 +12,8 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Final, Protocol, cast
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion11, hdrs, web
+from multidict import istr
 
 from proxy.departure import ClientGone
 from proxy.outbox import Outbox
@@ -21,10 +22,12 @@ HIGH_WATER: Final = 64 * 1024
 """Bytes in the transport's buffer above which the tokens wait (asyncio's own default)."""
 
 STREAM_HEADERS: Final = {
-    "Content-Type": "text/event-stream",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
+    hdrs.CONTENT_TYPE: "text/event-stream",
+    hdrs.CACHE_CONTROL: "no-cache",
+    istr("X-Accel-Buffering"): "no",
 }
+"""By names that are `istr`, here and for all headers of a stream: of any other name every open
+stream keeps a copy of 200 bytes."""
 
 
 class Connection(Protocol):

@@ -98,6 +98,9 @@ class HttpProtocol(web.RequestHandler):
     async def _handle_request(self, *args: Any) -> Any:
         # Between two requests the connection waits for its client.
         self.answers()
+        # aiohttp sets the timer of an idle connection again afterwards: in an open stream it would
+        # only be half a kilobyte.
+        self.keep_alive(True)
         try:
             return await super()._handle_request(*args)
         except asyncio.InvalidStateError:

@@ -12,12 +12,17 @@ from datetime import UTC, date, datetime, time
 from email.utils import format_datetime
 from typing import Final
 
+from aiohttp import hdrs
+from multidict import istr
+
 from proxy.settings import Settings
 
 SUCCESSOR: Final = "/v1/completions"
 """What takes the place of the legacy routes, where the engine has it."""
 OTHER: Final = "other"
 NONE: Final = "none"
+_DEPRECATION: Final = istr("Deprecation")
+_SUNSET: Final = istr("Sunset")
 _LOOKED_AT: Final = 512
 """Characters of a User-Agent that are looked at."""
 _PRODUCT: Final = re.compile(r"[\w.-]+")
@@ -68,14 +73,14 @@ def headers(settings: Settings, *, successor: bool) -> tuple[tuple[str, str], ..
     """What the answers of legacy routes carry. `successor` says whether there is one here."""
     if settings.deprecation == "off":
         return ()
-    found = [("Deprecation", f"@{int(_midnight(settings.deprecation).timestamp())}")]
+    found = [(_DEPRECATION, f"@{int(_midnight(settings.deprecation).timestamp())}")]
     if settings.sunset is not None:
-        found.append(("Sunset", format_datetime(_midnight(settings.sunset), usegmt=True)))
+        found.append((_SUNSET, format_datetime(_midnight(settings.sunset), usegmt=True)))
     if successor:
-        found.append(("Link", f'<{SUCCESSOR}>; rel="successor-version"'))
+        found.append((hdrs.LINK, f'<{SUCCESSOR}>; rel="successor-version"'))
     if settings.deprecation_link is not None:
         found.append(
-            ("Link", f'<{settings.deprecation_link}>; rel="deprecation"; type="text/html"')
+            (hdrs.LINK, f'<{settings.deprecation_link}>; rel="deprecation"; type="text/html"')
         )
     return tuple(found)
 

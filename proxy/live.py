@@ -33,22 +33,22 @@ class LiveRequests:
     """Live requests. Several may carry the same client id (contract §2)."""
 
     def __init__(self) -> None:
-        self._streams: dict[str, set[Live]] = {}
+        self._ids: dict[Live, str] = {}
         self._last_token = 0.0
 
     @property
     def owed(self) -> bool:
         """Whether the engine owes a token to any."""
-        return any(stream.owed for streams in self._streams.values() for stream in streams)
+        return any(stream.owed for stream in self._ids)
 
     @property
     def last_token(self) -> float:
         """Loop time of the latest token of any request; 0 before the first ever."""
-        latest = (stream.last_token for streams in self._streams.values() for stream in streams)
+        latest = (stream.last_token for stream in self._ids)
         return max(self._last_token, *latest, 0.0)
 
     def __len__(self) -> int:
-        return sum(map(len, self._streams.values()))
+        return len(self._ids)
 
     def tracked(self, client_id: str, stream: Live) -> AbstractContextManager[None]:
         """Keep `stream` among the live ones for a block; then its engine request is gone."""
@@ -56,29 +56,26 @@ class LiveRequests:
 
     def add(self, client_id: str, stream: Live) -> None:
         """Begin to keep `stream`."""
-        self._streams.setdefault(client_id, set()).add(stream)
+        self._ids[stream] = client_id
 
-    def remove(self, client_id: str, stream: Live) -> None:
+    def remove(self, stream: Live) -> None:
         """Forget `stream`, and end what the engine still does for it."""
-        streams = self._streams[client_id]
-        streams.discard(stream)
-        if not streams:
-            del self._streams[client_id]
+        del self._ids[stream]
         self._last_token = max(self._last_token, stream.last_token)
         stream.close()
 
     def stop(self, client_id: str) -> int:
         """End every live request with this id normally; returns how many there were."""
-        streams = list(self._streams.get(client_id, ()))
+        # Seldom asked, so that no index by id is kept for each request.
+        streams = [stream for stream, its in self._ids.items() if its == client_id]
         for stream in streams:
             stream.stop()
         return len(streams)
 
     def break_all(self, error: GatewayError) -> None:
         """End every live request with an error (contract §5)."""
-        for streams in list(self._streams.values()):
-            for stream in list(streams):
-                stream.fail(error)
+        for stream in list(self._ids):
+            stream.fail(error)
 
 
 class _Tracked(AbstractContextManager[None]):
@@ -93,4 +90,4 @@ class _Tracked(AbstractContextManager[None]):
         self._requests.add(self._client_id, self._stream)
 
     def __exit__(self, *failure: object) -> None:
-        self._requests.remove(self._client_id, self._stream)
+        self._requests.remove(self._stream)

@@ -13,12 +13,13 @@ import uuid
 from typing import Any, Final
 
 from aiohttp import web
+from multidict import istr
 
 from proxy.metrics import Account, Outcome
 
 log = logging.getLogger(__name__)
 
-REQUEST_UUID: Final = "RequestUUID"
+REQUEST_UUID: Final = istr("RequestUUID")
 X_REQUEST_ID: Final = "X-Request-Id"
 _UUID: Final = re.compile(r"[0-9a-f]{32}")
 _ID: Final = re.compile(r"[A-Za-z0-9_.:/+=@-]{1,128}")

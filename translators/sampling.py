@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from translators.contract import DEFAULT_TOP_K
@@ -103,11 +104,19 @@ def resolve_sampling(
 
 
 def _unsaid(parameters: Parameters, defaults: ModelDefaults) -> frozenset[str]:
-    return frozenset(
-        name
-        for name in SAMPLED_WITH
-        if getattr(parameters, name) is None and getattr(defaults, name) is None
+    return _names(
+        *(
+            name
+            for name in SAMPLED_WITH
+            if getattr(parameters, name) is None and getattr(defaults, name) is None
+        )
     )
+
+
+@cache
+def _names(*names: str) -> frozenset[str]:
+    """The same set for every request that says the same."""
+    return frozenset(names)
 
 
 def _temperature(parameters: Parameters, defaults: ModelDefaults) -> float:

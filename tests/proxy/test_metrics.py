@@ -151,7 +151,7 @@ async def _interrupted(running: RunningGateway, client: Connection, kind: str, n
         assert live.stop(name) == 1
         assert (await client.response_body()).complete
     elif kind == "breaks":
-        for stream in list(live._streams[name]):
+        for stream in [each for each, its in live._ids.items() if its == name]:
             stream.fail(IncompleteGeneration("broken by the test"))
         assert not (await client.response_body()).complete
 

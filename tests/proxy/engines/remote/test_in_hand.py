@@ -76,10 +76,9 @@ class Held:
 
 
 def streams(opened: Sidecar) -> list[RemoteStream]:
-    live = opened.running.gateway.live._streams
-    each = (stream for several in live.values() for stream in several)
+    live = opened.running.gateway.live._ids
     # Not what is on its way to the server yet.
-    return [stream for stream in each if isinstance(stream, RemoteStream)]
+    return [stream for stream in live if isinstance(stream, RemoteStream)]
 
 
 async def first(call: Call, ids: list[int]) -> None:
