@@ -9,8 +9,9 @@ from typing import Final
 
 from proxy.crew import ALONE, Worker
 from proxy.media.desk import DeskLimits, MediaDesk
-from proxy.media.download import Downloader, FetchTimes, Resolve
+from proxy.media.download import Downloader, FetchTimes
 from proxy.media.local import MediaRoot
+from proxy.media.look_ups import Resolve
 from proxy.settings import Settings
 from translators.media_bombs import DecodedLimits
 from translators.media_urls import (

@@ -8,24 +8,22 @@ the Host header and in TLS, where the certificate is checked against it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import socket
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from ipaddress import ip_address
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
+from proxy.media.look_ups import LookUps, Resolve, system_addresses
 from proxy.media.paced import MostlyFraming, PacedConnector
-from proxy.threads import FewThreads
 from translators.media_urls import (
     NO_PUBLIC_ADDRESS,
     Address,
@@ -36,15 +34,10 @@ from translators.media_urls import (
 
 log = logging.getLogger(__name__)
 
-Resolve = Callable[[str, int], Awaitable[Sequence[Address]]]
-"""(host, port) to addresses. Raises OSError when there are none."""
-
 _CHUNK: Final = 64 * 1024
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _TRIED: Final = 3
 """Addresses of one host that are tried, one after the other."""
-_LOOK_UPS: Final = 16
-"""Names that are looked up at the same time; those that nobody waits for any more count."""
 _HEADERS: Final = {"User-Agent": "mindie-gateway", "Accept-Encoding": "identity", "Accept": "*/*"}
 
 
@@ -72,12 +65,15 @@ class Downloader:
         self._policy = policy
         self._times = times
         self._trust_env = trust_env
-        self._resolve = resolve or _SystemResolver().resolve
+        self._look_ups = LookUps(resolve or system_addresses, times.connect)
         self._session: aiohttp.ClientSession | None = None
 
     @asynccontextmanager
     async def open(self, url: MediaUrl) -> AsyncIterator[Download]:
-        """The body of a GET. MediaRefused unless the answer is a plain 200."""
+        """The body of a GET. MediaRefused unless the answer is a plain 200.
+
+        ServiceUnavailable when too many names are being looked up.
+        """
         addresses = await self._checked_addresses(url)
         try:
             async with await self._connect(url, addresses) as response:
@@ -104,11 +100,7 @@ class Downloader:
         return addresses[:_TRIED]
 
     async def _look_up(self, url: MediaUrl) -> Sequence[Address]:
-        try:
-            async with asyncio.timeout(self._times.connect):
-                addresses = await self._resolve(url.host, url.port)
-        except (TimeoutError, OSError, UnicodeError):
-            addresses = ()
+        addresses = await self._look_ups.addresses(url.host, url.port)
         if not addresses:
             # In the words for one that is not public: which names there are inside is nobody's
             # business.
@@ -209,20 +201,3 @@ class _NoResolver(AbstractResolver):
 
 def _refuse_to_resolve() -> NoReturn:
     raise OSError("media are fetched from addresses, never from names")
-
-
-class _SystemResolver:
-    """The system's resolver, in threads of its own: it may hang for long."""
-
-    def __init__(self) -> None:
-        self._threads = FewThreads(_LOOK_UPS)
-
-    async def resolve(self, host: str, port: int) -> Sequence[Address]:
-        """All addresses of a host. OSError when there are none."""
-
-        def look_up() -> list[Any]:
-            return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-
-        answers = await self._threads.run(look_up)
-        # An IPv6 answer may carry a zone, which makes it link-local.
-        return list(dict.fromkeys(ip_address(str(answer[4][0])) for answer in answers))

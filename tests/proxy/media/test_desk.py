@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-import socket
-import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from proxy.media import desk, download, turns
+from proxy.media import desk, turns
 from proxy.media.build import media_desk
 from proxy.media.content import Medium
 from proxy.media.desk import MediaDesk
@@ -208,26 +206,6 @@ async def test_a_resolver_that_hangs_is_given_up(tmp_path: Path) -> None:
     settings = Settings(allowed_media_domains=HOST, media_connect_timeout=0.05)
     made = media_desk(settings, hang)
     assert "no public address" in await refusal(made, image(f"http://{HOST}/a.png"))
-
-
-async def test_a_resolver_that_hangs_takes_no_more_threads_for_being_asked_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked, go, look_up = list[str](), threading.Event(), socket.getaddrinfo
-
-    def hang(host: str, *others: Any, **named: Any) -> Any:
-        if host != HOST:
-            return look_up(host, *others, **named)
-        asked.append(host)
-        go.wait(10)
-        return []
-
-    monkeypatch.setattr(socket, "getaddrinfo", hang)
-    made = media_desk(Settings(allowed_media_domains=HOST, media_connect_timeout=0.005))
-    for _ in range(download._LOOK_UPS + 5):
-        assert "no public address" in await refusal(made, image(f"http://{HOST}/a.png"))
-    assert len(asked) == download._LOOK_UPS
-    go.set()
 
 
 LITERALS = [
