@@ -40,7 +40,8 @@ _PER_PLACE: Final = "mindie_gateway_worker_restarts"
 
 Figures = list[list[Any]]
 """Families: name, meaning, type, unit and samples; a sample: name, labels and value."""
-_Key = tuple[str, tuple[tuple[str, str], ...]]
+_Labels = tuple[tuple[str, str], ...]
+_Key = tuple[str, _Labels]
 
 
 def figures(*registries: CollectorRegistry) -> Figures:
@@ -81,7 +82,7 @@ def inherited(page: Figures | None) -> Figures:
     """What goes on of a dead worker's figures. Its requests have ended: the books balance."""
     kept = lasting(page)
     found = {
-        (sample, *sorted(labels.items())): value
+        (sample, *_sorted(labels)): value
         for *_, samples in kept
         for sample, labels, value in samples
     }
@@ -128,7 +129,7 @@ class _Merged(Collector):
             families.setdefault(name, Metric(name, meaning, kind, unit))
             found = values.setdefault(name, {})
             for sample, labels, value in samples:
-                found.setdefault((sample, tuple(labels.items())), []).append(value)
+                found.setdefault((sample, _sorted(labels)), []).append(value)
         totals = {
             name: {key: _combined(key[0], each) for key, each in found.items()}
             for name, found in values.items()
@@ -148,6 +149,11 @@ class _Merged(Collector):
             received = every.get((_RECEIVED, labels), 0.0)
             share = every.get((_FAILED, labels), 0.0) / received if received else 0.0
             totals[_FAILED_SHARE][_FAILED_SHARE, labels] = share
+
+
+def _sorted(labels: Mapping[str, str]) -> _Labels:
+    """Labels as a key: pages need not have them in the same order."""
+    return tuple(sorted(labels.items()))
 
 
 def _combined(sample: str, values: list[float]) -> float:

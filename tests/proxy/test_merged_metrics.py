@@ -7,6 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.merged_metrics import Figures, figures, inherited, lasting, merged
 from proxy.metrics import Metrics
+from translators.errors import IncompleteGeneration
 
 
 def page(**gauges: float) -> Figures:
@@ -17,11 +18,13 @@ def page(**gauges: float) -> Figures:
 
 
 def samples(text: bytes) -> dict[tuple[str, ...], float]:
-    return {
-        (sample.name, *map("=".join, sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text.decode())
-        for sample in family.samples
-    }
+    found: dict[tuple[str, ...], float] = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            key = (sample.name, *map("=".join, sorted(sample.labels.items())))
+            assert key not in found, "a series is there once"
+            found[key] = sample.value
+    return found
 
 
 def test_one_worker_alone_looks_as_it_does_unmerged() -> None:
@@ -104,6 +107,24 @@ def test_the_requests_of_a_dead_worker_have_failed() -> None:
     # It goes on from one to the next, and grows no longer on the way.
     assert samples(merged([inherited(left)], whole=True)) == found
     assert len(inherited(left)) == len(left)
+
+
+def failed_once() -> Metrics:
+    """Its books show one failed request, and one that has not ended."""
+    metrics = Metrics()
+    with metrics.account("a") as account:
+        account.refused_or_failed(IncompleteGeneration("it broke"))
+    metrics.received.labels("a").inc()
+    return metrics
+
+
+def test_a_series_of_several_workers_is_there_once_whatever_the_order_of_its_labels() -> None:
+    dead = inherited(figures(failed_once().registry))
+    # The worker's own failures and those that died with it are one figure, too.
+    for pages, failed in (([dead], 2), ([dead, figures(failed_once().registry)], 3)):
+        found = samples(merged(pages, whole=True))
+        name = "mindie_gateway_requests_finished_total"
+        assert found[name, "outcome=failed", "route=a"] == failed
 
 
 def test_nothing_is_lost_or_made_up_without_books() -> None:
