@@ -80,7 +80,8 @@ def lasting(page: Figures | None) -> Figures:
 
 def inherited(page: Figures | None) -> Figures:
     """What goes on of a dead worker's figures. Its requests have ended: the books balance."""
-    kept = lasting(page)
+    # Its own and what it had inherited are two samples of one series so far.
+    kept = figures(_registry([lasting(page)], ready=True))
     found = {
         (sample, *_sorted(labels)): value
         for *_, samples in kept

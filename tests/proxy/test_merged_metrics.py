@@ -5,8 +5,10 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
+from proxy.engines.base import Load
 from proxy.merged_metrics import Figures, figures, inherited, lasting, merged
 from proxy.metrics import Metrics
+from proxy.mindie_metrics import MindieMetrics
 from translators.errors import IncompleteGeneration
 
 
@@ -125,6 +127,30 @@ def test_a_series_of_several_workers_is_there_once_whatever_the_order_of_its_lab
         found = samples(merged(pages, whole=True))
         name = "mindie_gateway_requests_finished_total"
         assert found[name, "outcome=failed", "route=a"] == failed
+
+
+def test_the_books_balance_however_often_a_place_dies() -> None:
+    left: Figures = []
+    for deaths in (1, 2, 3):
+        metrics = Metrics()
+        metrics.show_mindie(MindieMetrics("m", load=Load, waiting=lambda: 0.0))
+        with metrics.account("a") as account:
+            account.began()
+            account.succeeded()
+        for _ in range(2):
+            metrics.received.labels("a").inc()
+            assert metrics.mindie is not None
+            metrics.mindie.received()
+        # As a worker leaves its books.
+        left = inherited([*figures(metrics.registry), *left])
+        found = samples(merged([left], whole=True))
+        finished = "mindie_gateway_requests_finished_total"
+        assert found["mindie_gateway_requests_received_total", "route=a"] == 3 * deaths
+        assert found[finished, "outcome=succeeded", "route=a"] == deaths
+        assert found[finished, "outcome=failed", "route=a"] == 2 * deaths
+        assert found["request_received_total", "model_name=m"] == 3 * deaths
+        assert found["request_success_total", "model_name=m"] == deaths
+        assert found["request_failed_total", "model_name=m"] == 2 * deaths
 
 
 def test_nothing_is_lost_or_made_up_without_books() -> None:

@@ -144,6 +144,35 @@ async def test_a_worker_that_dies_is_started_anew_and_the_books_still_balance() 
             assert (await again.ask(request_bytes(generate_body()))).complete
 
 
+async def test_the_books_balance_after_each_death_in_the_same_place() -> None:
+    async with fake_vllm(names=(MODEL,)) as server, two_workers(server) as served:
+        for deaths in (1, 2, 3):
+            async with at_worker(served.port, 0) as one, at_worker(served.port, 0) as other:
+                server.gate.clear()
+                await begin_stream(one, "dies")
+                await begin_stream(other, "too")
+                page = (await get(served.port, "/metrics")).body.decode()
+                received = total(page, "mindie_gateway_requests_received_total")
+                os.kill(pid_of(served, 0), signal.SIGKILL)
+                for client in (one, other):
+                    assert not (await client.response_body()).complete
+                server.gate.set()
+            page = await eventually_asked(served.port, "/metrics", whole_after(deaths))
+            assert total(page, "mindie_gateway_requests_received_total") == received
+            assert outcomes(page)["failed"] == 2 * deaths
+            assert sum(outcomes(page).values()) == received
+
+
+def whole_after(restarts: int) -> Callable[[str, int], bool]:
+    """Whether a page is that of all workers, after so many died."""
+
+    def whole(page: str, _: int) -> bool:
+        started = total(page, "mindie_gateway_worker_restarts_total") == restarts
+        return started and total(page, "mindie_gateway_ready") == 1
+
+    return whole
+
+
 async def test_workers_that_die_again_and_again_end_the_process() -> None:
     async with fake_vllm(names=(MODEL,)) as server, two_workers(server) as served:
         for number in range(RESTARTS + 1):
