@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from translators.media_formats import MediaFormat, MediaKind, mp3_frame
+from translators.media_formats import MediaFormat, MediaKind, mp3_frame, mpeg_seconds_at_most
 from translators.media_urls import MediaRefused
 
 Reader = Callable[[int, int], bytes]
@@ -34,6 +34,9 @@ _WAV_PACKED: Final = {0x0002: 2, 0x0011: 2, 0x0031: 5}
 _BLOCK: Final = 1 << 16
 _MAX_TAIL: Final = 4 * _BLOCK
 """Bytes of tags that may follow the last MP3 frame."""
+_MAX_TAGS: Final = 16
+"""ID3 tags before the first."""
+_ID3_VERSIONS: Final = frozenset((2, 3, 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,37 +170,53 @@ def _flac_seconds(read: Reader) -> float:
 
 def _mp3_seconds(read: Reader, size: int, limit: float) -> float:
     """Frame by frame, since nothing in the file binds a decoder to a stated length."""
-    start = _after_id3(read)
+    last, end, seconds = _frames(read, _first_frame(read), limit)
+    if seconds == 0 or (seconds <= limit and size - end > _MAX_TAIL):
+        raise MediaRefused("is a broken MP3")
+    if seconds <= limit:
+        seconds += mpeg_seconds_at_most(read(last + 1, size - last - 1))
+    return seconds
+
+
+def _frames(read: Reader, start: int, limit: float) -> tuple[int, int, float]:
+    """Where the last of a row of frames begins and ends, and the seconds of all.
+
+    The row ends at a frame of another kind, too: decoders do not go on from there as
+    they came, and may even look for frames within the first.
+    """
+    offset, last, seconds, kind = start, start, 0.0, None
     window = read(start, _BLOCK)
-    offset, seconds = start + _first_frame(window), 0.0
     while seconds <= limit:
         if not start <= offset <= start + len(window) - 4:
             start, window = offset, read(offset, _BLOCK)
         frame = mp3_frame(window[offset - start : offset - start + 4])
-        if frame is None:
+        if frame is None or kind not in (None, frame.kind):
             break
+        last, kind = offset, frame.kind
         offset, seconds = offset + frame.size, seconds + frame.seconds
-    if seconds == 0 or (seconds <= limit and size - offset > _MAX_TAIL):
-        raise MediaRefused("is a broken MP3")
-    return seconds
+    return last, offset, seconds
 
 
-def _first_frame(window: bytes) -> int:
-    """Where the first frame begins: some writers pad between the tag and it."""
-    at = window.find(b"\xff")
-    while at >= 0 and mp3_frame(window[at : at + 4]) is None:
-        at = window.find(b"\xff", at + 1)
-    return max(at, 0)
+def _first_frame(read: Reader) -> int:
+    """Where the first frame has to begin: some writers pad with zeros between the tags and it."""
+    start = _after_tags(read)
+    window = read(start, _BLOCK)
+    return start + len(window) - len(window.lstrip(b"\0"))
 
 
-def _after_id3(read: Reader) -> int:
-    head = read(0, 10)
-    if not head.startswith(b"ID3") or len(head) < 10:
-        return 0
-    if max(head[6:10]) > 0x7F:
-        # No tag to a decoder, which would look for frames in it.
-        raise MediaRefused("is a broken MP3")
-    length = 0
-    for byte in head[6:10]:
-        length = length << 7 | byte
-    return 10 + length + (10 if head[5] & 0x10 else 0)
+def _after_tags(read: Reader) -> int:
+    offset = 0
+    for _ in range(_MAX_TAGS + 1):
+        head = read(offset, 10)
+        if not head.startswith(b"ID3"):
+            return offset
+        # Of another version, or with another length, it is no tag to a decoder.
+        if len(head) < 10 or head[3] not in _ID3_VERSIONS or max(head[6:10]) > 0x7F:
+            break
+        offset += 10 + sum(byte << 21 - 7 * place for place, byte in enumerate(head[6:10]))
+        if head[5] & 0x10:
+            # Decoders that know no footers must not find something else in its place.
+            if read(offset, 3) != b"3DI":
+                break
+            offset += 10
+    raise MediaRefused("is a broken MP3")

@@ -6,6 +6,7 @@ only say what a client claims; `sniff` says what the bytes are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from enum import Enum
 from typing import Final, NamedTuple
@@ -103,6 +104,8 @@ class Mp3Frame(NamedTuple):
     size: int
     """Bytes, header included."""
     seconds: float
+    kind: tuple[int, int, bool]
+    """Version, rate and whether it is mono: the same in all frames of a file."""
 
 
 _MP3_KBITS: Final = {
@@ -122,7 +125,25 @@ def mp3_frame(header: bytes) -> Mp3Frame | None:
     kbits = _MP3_KBITS[1 if version == 3 else 2][bitrate]
     samples, hertz = (1152 if version == 3 else 576), _MP3_RATES[version][rate]
     size = samples // 8 * kbits * 1000 // hertz + (header[2] >> 1 & 1)
-    return Mp3Frame(size, samples / hertz)
+    return Mp3Frame(size, samples / hertz, (version, rate, header[3] >> 6 == 3))
+
+
+_ANY_HEADER: Final = re.compile(
+    b"\xff(?=[\xe2-\xe7\xea-\xef\xf2-\xf7\xfa-\xff][%s])"
+    % re.escape(bytes(byte for byte in range(0xF0) if byte >> 2 & 3 != 3))
+)
+"""Also of other layers, of a free bit rate or without a version: decoders take those, too."""
+
+
+def mpeg_seconds_at_most(data: bytes) -> float:
+    """The most that a decoder makes of frames it has to look for: each header counts."""
+    return sum(_header_seconds(data, found.start()) for found in _ANY_HEADER.finditer(data))
+
+
+def _header_seconds(data: bytes, at: int) -> float:
+    version, layer, rate = data[at + 1] >> 3 & 3, data[at + 1] >> 1 & 3, data[at + 2] >> 2 & 3
+    samples = 576 if layer == 1 and version != 3 else 1152
+    return samples / _MP3_RATES.get(version, _MP3_RATES[0])[rate]
 
 
 FORMATS: Final = (

@@ -13,6 +13,17 @@ from translators.media_bombs import DecodedLimits, Reader, audio_seconds, image_
 from translators.media_formats import FORMATS, HEAD_BYTES, sniff
 from translators.media_urls import MediaRefused
 
+TAG = b"ID3\4\0\0\0\0\0\x1e" + bytes(30)
+INNER = (
+    b"FORM\0\0\0\x2eAIFFCOMM",
+    b".snd\0\0\0\x18",
+    b"OggS\0\2",
+    wav(),
+    flac(),
+    b"RIFF",
+    b"x",
+)
+"""What a file of another format begins with."""
 LIMITS = DecodedLimits(pixels=100, seconds=2.0)
 
 
@@ -108,6 +119,15 @@ def test_scans_are_counted_across_blocks() -> None:
         b"ID3\4\0\0\0\0\0\x05" + bytes(400),
         b"ID3\4\0\0\x7f\x7f\x7f\x7f" + bytes(400),
         mp3(2) + bytes(256 * 1024 + 1),
+        # What decoders find behind a tag is not sound of this kind.
+        *(TAG + inner + mp3(50, tag=False) for inner in INNER),
+        TAG + TAG + INNER[0] + mp3(50, tag=False),
+        TAG + bytes(100) + INNER[0] + mp3(50, tag=False),
+        # A footer that some skip and some do not.
+        TAG[:5] + b"\x10" + TAG[6:] + b"fLaC\x81\0\0\x22\0\0" + mp3(50, tag=False),
+        b"ID3\5" + TAG[4:] + mp3(50, tag=False),
+        TAG * 17 + mp3(50, tag=False),
+        TAG + bytes((1 << 16) + 1) + mp3(50, tag=False),
     ],
 )
 def test_what_cannot_be_followed_is_refused(data: bytes) -> None:
@@ -123,6 +143,10 @@ def test_what_cannot_be_followed_is_refused(data: bytes) -> None:
         (mp3(50), 50 * 1152 / 44100),
         (mp3(50, tag=False) + b"TAG" + bytes(125), 50 * 1152 / 44100),
         (mp3(1)[:15] + bytes(100) + mp3(50, tag=False), 50 * 1152 / 44100),
+        (TAG * 16 + bytes(65_000) + mp3(50, tag=False), 50 * 1152 / 44100),
+        (TAG[:5] + b"\x10" + TAG[6:] + b"3DI" + bytes(7) + mp3(50, tag=False), 50 * 1152 / 44100),
+        (mp3(50) + b"APETAGEX" + bytes(200_000) + b"TAG" + bytes(125), 50 * 1152 / 44100),
+        (mp3(25) + mp3(25), 50 * 1152 / 44100),
     ],
 )
 def test_sound_is_measured(data: bytes, seconds: float) -> None:
@@ -144,6 +168,35 @@ def test_a_wav_cannot_hide_behind_a_wrong_byte_rate() -> None:
     data[28:32] = struct.pack("<I", 10**9)
     with pytest.raises(MediaRefused, match="longer"):
         check(bytes(data))
+
+
+SHORT = b"\xff\xf3\x14\xc4" + bytes(20)
+"""A frame of 24 ms in 24 bytes."""
+LONG = b"\xff\xfb\xe4\xc4"
+"""The header of one of 24 ms in 960 bytes, of another kind."""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        SHORT * 10 + bytes(8) + SHORT * 90,
+        SHORT * 10 + b"TAG" + bytes(125) + SHORT * 90,
+        SHORT * 10 + mp3(1) + SHORT * 90,
+        # Another kind between them, that would jump over a row of them.
+        SHORT + LONG + SHORT * 100,
+        # A first frame that decoders do not believe, since none of its kind follows.
+        LONG + SHORT * 39 + bytes(20) + SHORT * 41,
+        # Of a free bit rate, of layer II, and of a version that is none.
+        SHORT * 10 + bytes(8) + (b"\xff\xf3\x04\xc4" + bytes(20)) * 90,
+        SHORT * 10 + bytes(8) + (b"\xff\xf5\x14\xc4" + bytes(20)) * 90,
+        SHORT * 10 + bytes(8) + (b"\xff\xeb\x14\xc4" + bytes(20)) * 90,
+        # The 24900 and 10920 frames that a reviewer found, by the limit of 600 s.
+        SHORT * 80 + b"\0" * 8 + SHORT * 10920,
+    ],
+)
+def test_frames_behind_anything_else_count(data: bytes) -> None:
+    with pytest.raises(MediaRefused, match=r"longer than 1\.9 s"):
+        check(data, DecodedLimits(1, 1.9))
 
 
 def wav_of(codec: int, channels: int, bits: int, size: int) -> bytes:

@@ -74,10 +74,10 @@ def test_an_mp3_needs_no_tag() -> None:
 @pytest.mark.parametrize(
     ("header", "frame"),
     [
-        ("fffb9000", Mp3Frame(417, 1152 / 44100)),
-        ("fffb9200", Mp3Frame(418, 1152 / 44100)),
-        ("fff34000", Mp3Frame(104, 576 / 22050)),
-        ("ffe38800", Mp3Frame(576, 576 / 8000)),
+        ("fffb9000", Mp3Frame(417, 1152 / 44100, (3, 0, False))),
+        ("fffb92c0", Mp3Frame(418, 1152 / 44100, (3, 0, True))),
+        ("fff34000", Mp3Frame(104, 576 / 22050, (2, 0, False))),
+        ("ffe38800", Mp3Frame(576, 576 / 8000, (0, 2, False))),
         ("fffb0000", None),
         ("fffbf000", None),
         ("fffb9c00", None),
@@ -92,6 +92,7 @@ def test_mp3_frames_are_measured(header: str, frame: Mp3Frame | None) -> None:
     assert (found is None) == (frame is None)
     if found is not None and frame is not None:
         assert found.size == frame.size
+        assert found.kind == frame.kind
         assert found.seconds == pytest.approx(frame.seconds)
 
 
