@@ -80,31 +80,49 @@ class Preparation:
     """A request for the length of a block in which its prompt is made: it has no place yet.
 
     It counts as if it had one, so that it gets one afterwards and a drain waits for it.
+    `client_id` is the id that its client has given it, if any.
     """
 
-    __slots__ = ("_admission", "_error", "_task")
+    __slots__ = ("_admission", "_ended", "_error", "_task", "client_id", "stopped")
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, client_id: str | None) -> None:
         self._admission = admission
+        self._ended = False
         self._error: GatewayError | None = None
+        self.client_id = client_id
+        self.stopped = False
+        """Whether the block was left by `stop`, before its end."""
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._admission.check_room()
         self._task = asyncio.current_task()
         self._admission.preparing.add(self)
+        return self
 
-    def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *failure: object) -> bool:
         self._admission.preparing.discard(self)
-        if self._error is not None and kind is asyncio.CancelledError:
-            assert self._task is not None
-            self._task.uncancel()
+        if not self._ended or kind is not asyncio.CancelledError:
+            return False
+        assert self._task is not None
+        if self._task.uncancel():
+            # Its client has left as well.
+            return False
+        if self._error is not None:
             raise self._error from None
+        self.stopped = True
+        return True
+
+    def stop(self) -> None:
+        """Leave the block as if it were done, whatever it waits for (stopInfer)."""
+        if not self._ended and self._task is not None:
+            self._ended = True
+            self._task.cancel()
 
     def fail(self, error: GatewayError) -> None:
         """End the block with an error, whatever it waits for."""
-        if self._error is None and self._task is not None:
+        if not self._ended:
             self._error = error
-            self._task.cancel()
+        self.stop()
 
 
 class Admission:
@@ -134,9 +152,16 @@ class Admission:
         if self.full:
             raise Overloaded(f"{OVERLOADED}, at most {self.limit}", retry_after=RETRY_AFTER)
 
-    def preparation(self) -> Preparation:
+    def preparation(self, client_id: str | None = None) -> Preparation:
         """The time before a place. Entering it raises ServiceUnavailable when there is no room."""
-        return Preparation(self)
+        return Preparation(self, client_id)
+
+    def stop_preparing(self, client_id: str) -> int:
+        """Stop every request with this id that is prepared; returns how many there were."""
+        stopped = [each for each in self.preparing if each.client_id == client_id]
+        for preparation in stopped:
+            preparation.stop()
+        return len(stopped)
 
     def place(self, priority: int = 0) -> Place:
         """One place, running or waiting; lower priorities have their turn earlier.

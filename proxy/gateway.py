@@ -195,7 +195,7 @@ class Gateway:
         self._inherited = inherited(siblings.own_deposit.left())
         await siblings.serve(
             {
-                "stop": self.live.stop,
+                "stop": self._stop_here,
                 "live": lambda _: len(self.live),
                 "ready": lambda _: [self.hindrance, self.admission.full],
                 "metrics": lambda _: [heard(), self._page()],
@@ -207,8 +207,12 @@ class Gateway:
 
     async def stop(self, client_id: str) -> int:
         """End every live request with this id, of any worker; returns how many there were."""
-        here = self.live.stop(client_id)
+        here = self._stop_here(client_id)
         return here + sum(there or 0 for there in await self._ask("stop", client_id))
+
+    def _stop_here(self, client_id: str) -> int:
+        """The same for those of this worker, prepared ones included."""
+        return self.live.stop(client_id) + self.admission.stop_preparing(client_id)
 
     async def count_live(self) -> int:
         """Live requests of all workers."""

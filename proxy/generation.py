@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from proxy.admission import Place
+from proxy.admission import Place, Preparation
 from proxy.body_reader import read_body
 from proxy.clocks import (
     CLIENT_TIMEOUT,
@@ -58,6 +58,8 @@ class Generation:
     engine_request: EngineRequest
     started: float
     """Loop time at which its handling began."""
+    stopped: bool = False
+    """Whether it was stopped before there was a prompt: the engine must not see it."""
 
     @property
     def max_tokens(self) -> int:
@@ -72,6 +74,8 @@ class Arrival:
     headers: Mapping[str, str]
     started: float
     """Loop time at which its handling began."""
+    received: float
+    """Loop time at which all of it was here."""
 
 
 async def receive(
@@ -90,7 +94,8 @@ async def receive(
     if account is not None:
         account.began()
     body = await read_body(request, limit=settings.body_limit, timeout=settings.body_timeout)
-    return Arrival(model, request.headers, started), body
+    received = asyncio.get_running_loop().time()
+    return Arrival(model, request.headers, started, received), body
 
 
 async def parse(gateway: Gateway, body: bytes) -> dict[str, Any]:
@@ -109,10 +114,13 @@ async def parse_work(gateway: Gateway, body: bytes) -> dict[str, Any]:
     return document
 
 
-async def read_generation(gateway: Gateway, request: web.Request, account: Account) -> Generation:
+async def read_generation(
+    gateway: Gateway, request: web.Request, account: Account, *, whole: bool = False
+) -> Generation:
     """Check everything in the order of contract §1; the first failure is raised.
 
     model → JSON → shutting down → id → text_input → media → token count → parameters.
+    `whole` is for an answer in one piece, as in `running`.
     """
     settings = gateway.settings
     arrival, body = await receive(gateway, request, request.match_info["model"], account)
@@ -128,24 +136,28 @@ async def read_generation(gateway: Gateway, request: web.Request, account: Accou
     if gateway.admission.full and isinstance(parameters, GatewayError):
         # It would be refused in any case; its fault says more than the lack of room.
         raise parameters
-    async with preparing(gateway, arrival, _timeout(parameters), fetches=bool(envelope.parts)):
+    own, timeout = own_id(envelope.client_id, arrival.headers), _timeout(parameters)
+    prompt = Prompt([])
+    async with preparing(gateway, arrival, own, timeout, whole=whole) as preparation:
         prompt = await _prompt(gateway, envelope)
-    check_prompt("text_input", len(prompt.ids), gateway.prompt_limit)
-    return _generation(gateway, arrival, envelope, prompt, parameters)
+    if not preparation.stopped:
+        check_prompt("text_input", len(prompt.ids), gateway.prompt_limit)
+    generation = _generation(gateway, arrival, envelope, prompt, parameters)
+    return replace(generation, stopped=preparation.stopped)
 
 
 @asynccontextmanager
 async def preparing(
-    gateway: Gateway, arrival: Arrival, timeout: float, *, fetches: bool = False
-) -> AsyncIterator[None]:
-    """Admit a request and watch its clocks while its prompt is made, by whomever.
+    gateway: Gateway, arrival: Arrival, own: str | None, timeout: float, *, whole: bool
+) -> AsyncIterator[Preparation]:
+    """Admit a request and watch its clocks while its prompt is made, media and all.
 
-    What it `fetches` has times of its own; then only the end of the whole is watched.
+    By `own`, its client's id for it, it can be stopped, which ends the block early.
     """
-    token, e2e = _clocks(gateway.settings, timeout, whole=False)
-    with gateway.admission.preparation():
-        async with in_time(e2e if fetches else token, e2e, arrival.started, arrival.started):
-            yield
+    token, e2e = _clocks(gateway.settings, timeout, whole=whole)
+    with gateway.admission.preparation(own) as preparation:
+        async with in_time(token, e2e, arrival.received, arrival.started):
+            yield preparation
 
 
 def _parameters(
@@ -200,7 +212,12 @@ def _generation(
 
 def client_id(gateway: Gateway, own: str | None, headers: Mapping[str, str]) -> str:
     """The id that the client knows its request by (contract §2)."""
-    return own or usable_id(headers.get("req-id")) or gateway.new_client_id()
+    return own_id(own, headers) or gateway.new_client_id()
+
+
+def own_id(own: str | None, headers: Mapping[str, str]) -> str | None:
+    """The same, where the client has given it: in the body or in a header."""
+    return own or usable_id(headers.get("req-id"))
 
 
 async def _prompt(gateway: Gateway, envelope: Envelope) -> Prompt:
@@ -247,6 +264,9 @@ async def running(
     """
     token, e2e = _clocks(gateway.settings, generation.parameters.timeout, whole=whole)
     account.checked(generation.client_id, generation.engine_request.request_id, generation.model)
+    if generation.stopped:
+        yield stopped_stream()
+        return
     with gateway.admission.place(generation.engine_request.priority) as place:
         queued = asyncio.get_running_loop().time()
         async with in_time(token, e2e, queued, generation.started):

@@ -8,7 +8,15 @@ from aiohttp import web
 
 from proxy.engines.base import Prompt
 from proxy.gateway import Gateway
-from proxy.generation import Generation, client_id, engine_request, parse_work, preparing, receive
+from proxy.generation import (
+    Generation,
+    client_id,
+    engine_request,
+    own_id,
+    parse_work,
+    preparing,
+    receive,
+)
 from proxy.metrics import Account
 from translators.errors import InvalidInput
 from translators.tgi import Asked
@@ -40,7 +48,10 @@ async def read_tgi_generation(
     document = await parse_work(gateway, body)
     tgi = read_tgi(document, gateway.contract, stream=stream, body_limit=settings.body_limit)
     parameters = read_tgi_parameters(tgi.parameters, gateway.contract, stream=tgi.stream)
-    async with preparing(gateway, arrival, parameters.common.timeout):
+    own, timeout = own_id(None, arrival.headers), parameters.common.timeout
+    prompt: list[int] = []
+    prefill: list[tuple[int, str]] = []
+    async with preparing(gateway, arrival, own, timeout, whole=not tgi.stream) as preparation:
         prompt = await _prompt(gateway, tgi, parameters)
         prefill = await _prefill(gateway, prompt) if parameters.prefill else []
     # Whoever takes the text instead of the tokens would read what was cut off.
@@ -51,6 +62,7 @@ async def read_tgi_generation(
         parameters=parameters.common,
         engine_request=engine_request(gateway, text, Prompt(prompt), parameters.common),
         started=arrival.started,
+        stopped=preparation.stopped,
     )
     return TgiGeneration(
         generation=generation,

@@ -18,7 +18,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     """The whole answer as one JSON object."""
     gateway = request.app[GATEWAY]
     with gateway.metrics.account(ROUTE) as account:
-        generation = await read_generation(gateway, request, account)
+        generation = await read_generation(gateway, request, account, whole=True)
         async with running(gateway, generation, account, whole=True) as stream:
             return await collect_answer(stream, _translator(gateway, generation), account)
 

@@ -119,6 +119,16 @@ async def test_e2e_counts_from_the_start_of_the_request() -> None:
         await running.settled(failed=1)
 
 
+async def test_the_wait_for_a_token_begins_when_the_request_is_here() -> None:
+    raw = request_bytes(generate_body())
+    async with serving(token_timeout=0.2) as running, connection(running.port) as client:
+        client.send(raw[:-5])
+        await asyncio.sleep(0.4)
+        client.send(raw[-5:])
+        assert (await client.response()).complete
+        await running.settled(succeeded=1)
+
+
 async def test_tokens_do_not_restart_e2e() -> None:
     engine = StubEngine(silent)
     async with (

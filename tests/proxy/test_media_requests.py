@@ -36,7 +36,10 @@ from tests.media_support import (
     watching,
 )
 from tests.page import PAGE_DOCUMENT
+from tests.proxy.handlers.test_generate import GENERATE
+from tests.proxy.handlers.test_stop_infer import STOP
 from tests.support import (
+    STREAM_PATH,
     RawResponse,
     RunningGateway,
     connection,
@@ -380,17 +383,18 @@ async def test_sixty_megabytes_of_base64_are_refused_by_size(tmp_path: Path) -> 
 # Ends
 
 
+async def endless(request: web.Request) -> web.StreamResponse:
+    """A picture that goes on and on."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    await response.write(png())
+    while True:
+        await response.write(bytes(1000))
+        await asyncio.sleep(0.01)
+
+
 async def test_a_client_that_leaves_ends_its_fetch(tmp_path: Path) -> None:
     before = open_files()
-
-    async def endless(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        await response.write(png())
-        while True:
-            await response.write(bytes(1000))
-            await asyncio.sleep(0.01)
-
     async with media_host(endless) as host, multimodal(tmp_path, media_memory_limit=0) as running:
         async with connection(running.port) as client:
             client.send(request_bytes(generate_body([image(host.url())])))  # type: ignore[arg-type]
@@ -399,6 +403,53 @@ async def test_a_client_that_leaves_ends_its_fetch(tmp_path: Path) -> None:
         await running.settled(cancelled=1)
         assert running.engine.submitted == []
     assert open_files() == before
+
+
+async def test_stop_infer_ends_a_fetch_and_a_wait_for_one(tmp_path: Path) -> None:
+    before = open_files()
+    limits = {"media_memory_limit": 0, "media_concurrency": 1}
+    async with (
+        media_host(endless) as host,
+        multimodal(tmp_path, **limits) as running,
+        connection(running.port) as fetching,
+        connection(running.port) as waiting,
+    ):
+        body = {"id": "mine", **generate_body([image(host.url())])}  # type: ignore[arg-type]
+        fetching.send(request_bytes(body))
+        await eventually(lambda: host.requests)
+        waiting.send(request_bytes(body))
+        await eventually(lambda: len(running.gateway.admission.preparing) == 2)
+        assert (await post(running.port, {"id": "mine"}, STOP)).status == 200
+        for client in (fetching, waiting):
+            response = await client.response()
+            assert response.complete
+            assert response.texts == [""]
+        await asyncio.wait_for(host.dropped.wait(), 5)
+        assert len(host.requests) == 1
+        assert running.engine.submitted == []
+        await running.settled(succeeded=3)
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("path", [STREAM_PATH, GENERATE])
+@pytest.mark.parametrize(
+    ("settings", "clock"),
+    [
+        ({}, "client timeout"),
+        ({"token_timeout": 0.3}, "tokenTimeout"),
+        ({"e2e_timeout": 0.3}, "e2e"),
+    ],
+)
+async def test_the_clocks_run_while_media_are_fetched(
+    tmp_path: Path, settings: dict[str, float], clock: str, path: str
+) -> None:
+    async with media_host(endless) as host, multimodal(tmp_path, **settings) as running:
+        body = generate_body([image(host.url())], timeout=1)  # type: ignore[arg-type]
+        response = await post(running.port, body, path)
+        assert response.status == 500
+        assert clock in response.json["error"]
+        await asyncio.wait_for(host.dropped.wait(), 5)
+        await running.settled(failed=1)
 
 
 async def test_files_are_gone_once_the_prompt_is_made(tmp_path: Path) -> None:

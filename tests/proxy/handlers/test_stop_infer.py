@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from tests.support import (
 
 pytestmark = pytest.mark.usefixtures("workers")
 
+JSON = "Content-Type: application/json"
 STOP = f"/v2/models/{MODEL}/stopInfer"
 
 
@@ -61,6 +63,46 @@ async def test_every_request_with_the_id_ends_normally_and_no_other() -> None:
         assert (await tokens.response()).json["outputs"][0]["data"] == [7]
         assert len(running.engine.live) == 1
         # Finished is as unknown as never heard of.
+        assert (await post(running.port, {"id": "mine"}, STOP)).status == 500
+
+
+class StuckTokenizer(StubEngine):
+    """Begins to tokenize and never ends."""
+
+    tokenizing = 0
+
+    async def tokenize(self, text: str) -> list[int]:
+        self.tokenizing += 1
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_requests_whose_prompts_are_being_made_are_stopped_as_well() -> None:
+    engine = StuckTokenizer()
+    async with (
+        serving(engine) as running,
+        connection(running.port) as streaming,
+        connection(running.port) as whole,
+        connection(running.port) as tgi,
+        connection(running.port) as faulty,
+    ):
+        body = {"id": "mine", **generate_body(details=True)}
+        streaming.send(request_bytes(body))
+        whole.send(request_bytes(body, GENERATE))
+        tgi.send(request_bytes({"inputs": "one"}, "/generate", headers=("req-id: mine", JSON)))
+        faulty.send(request_bytes({**generate_body(top_k=0), "id": "mine"}))
+        await eventually(lambda: engine.tokenizing == 4)
+        assert (await post(running.port, {"id": "mine"}, STOP)).status == 200
+        response = await streaming.response()
+        assert response.complete
+        assert response.texts == [""]
+        last = response.frames[0]["details"]
+        assert (last["finish_reason"], last["generated_tokens"]) == ("stop_sequence", 0)
+        assert (await whole.response()).json["text_output"] == ""
+        assert (await tgi.response()).json["generated_text"] == ""
+        assert (await faulty.response()).status == 422
+        assert engine.submitted == []
+        await running.settled(succeeded=4, refused=1)
         assert (await post(running.port, {"id": "mine"}, STOP)).status == 500
 
 
