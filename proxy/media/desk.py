@@ -188,14 +188,13 @@ class _Batch:
         async with self._at_once:
             with named(part.index), _told(job.source):
                 content = await self._content(part.kind, job.source)
-                self._contents.append(content)
                 file_format, pixels = await joined(lambda: self._checked(content, part.kind))
                 self._take_pixels(pixels)
                 return Medium(part.index, part.kind, file_format, content)
 
     async def _content(self, kind: MediaKind, source: Source) -> Content:
         if isinstance(source, LocalSource):
-            content = await joined(lambda: self._root.open(source.components, kind))
+            content = await joined(lambda: self._kept(self._root.open(source.components, kind)))
             self.take(content.size)
             return content
         receiver = _Receiver(self, kind, Spool(self._limits.directory, self._limits.memory))
@@ -204,9 +203,14 @@ class _Batch:
                 await decode(source, receiver)
             else:
                 await self._download(source, receiver)
-            return await receiver.spool.finish()
+            return self._kept(await receiver.spool.finish())
         finally:
             receiver.spool.close()
+
+    def _kept(self, content: Content) -> Content:
+        """Freed with the others, whatever comes next. Also called in threads."""
+        self._contents.append(content)
+        return content
 
     async def _download(self, url: MediaUrl, receiver: _Receiver) -> None:
         async with self._downloader.open(url) as download:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import logging
-from collections.abc import AsyncIterator, Sequence
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +18,9 @@ from aiohttp import web
 
 from proxy.media import desk, turns
 from proxy.media.build import media_desk
-from proxy.media.content import Medium
+from proxy.media.content import Content, Medium
 from proxy.media.desk import MediaDesk
+from proxy.media.local import MediaRoot
 from proxy.settings import Settings
 from tests.media_support import (
     FIELDS,
@@ -457,6 +461,65 @@ async def test_the_media_of_a_request_have_a_sum(
         assert await fetch(made, *three) == [thousand] * 3
         for part in (local, image(data_url(png())), image(host.url())):
             assert "media of this request to more than" in await refusal(made, *three, part)
+
+
+@pytest.fixture
+def without_gc() -> Iterator[None]:
+    """What only the collector would free stays."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def times_open(path: Path) -> int:
+    """How many descriptors this process has of a file. Collects nothing."""
+    links = Path("/proc/self/fd").iterdir()
+    return sum(os.path.realpath(link) == str(path) for link in links)
+
+
+@pytest.mark.usefixtures("without_gc")
+async def test_a_file_that_is_too_much_for_the_sum_is_closed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "MAX_REQUEST_BYTES", 2 * len(png()))
+    (tmp_path / "root").mkdir()
+    file = tmp_path / "root" / "x.png"
+    file.write_bytes(png())
+    local = image(str(file))
+    async with opened(tmp_path) as made:
+        async with made.fetched(read_parts([local] * 2), EVERYTHING):
+            assert times_open(file) == 2
+        with pytest.raises(InvalidInput) as kept:
+            await fetch(made, *[local] * 3)
+        assert times_open(file) == 0
+    assert "media of this request to more than" in kept.value.message
+
+
+@pytest.mark.usefixtures("without_gc")
+async def test_a_file_whose_request_leaves_while_it_is_opened_is_closed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "root").mkdir()
+    file = tmp_path / "root" / "x.png"
+    file.write_bytes(png())
+    begun, go, whole = threading.Event(), threading.Event(), MediaRoot.open
+
+    def slow(self: MediaRoot, *path: Any) -> Content:
+        begun.set()
+        go.wait(10)
+        return whole(self, *path)
+
+    monkeypatch.setattr(MediaRoot, "open", slow)
+    async with opened(tmp_path) as made:
+        asking = asyncio.create_task(fetch(made, image(str(file))))
+        await eventually(begun.is_set)
+        asking.cancel()
+        go.set()
+        with pytest.raises(asyncio.CancelledError) as kept:
+            await asking
+        assert times_open(file) == 0
+    assert kept.value is not None
 
 
 async def test_base64_is_strict(tmp_path: Path) -> None:
