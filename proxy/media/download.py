@@ -19,6 +19,7 @@ from http import HTTPStatus
 from typing import Final, NoReturn
 
 import aiohttp
+from aiohttp import hdrs
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
@@ -38,6 +39,8 @@ _CHUNK: Final = 64 * 1024
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _TRIED: Final = 3
 """Addresses of one host that are tried, one after the other."""
+_PLAIN: Final = frozenset(("", "identity"))
+"""Content codings that change nothing."""
 _HEADERS: Final = {"User-Agent": "mindie-gateway", "Accept-Encoding": "identity", "Accept": "*/*"}
 
 
@@ -182,9 +185,17 @@ def _check_answer(response: aiohttp.ClientResponse) -> None:
         raise MediaRefused("gives a URL that redirects; redirects are not followed")
     if response.status != HTTPStatus.OK:
         raise MediaRefused(f"could not be fetched: its host answered {response.status}")
-    encoding = response.headers.get("Content-Encoding", "identity")
-    if encoding.strip().lower() != "identity":
+    if not _PLAIN.issuperset(_listed(response, hdrs.CONTENT_ENCODING)):
         raise MediaRefused("was sent compressed by its host, which is not accepted")
+    # Chunks alone are taken apart; any other coding would be taken for the medium.
+    if _listed(response, hdrs.TRANSFER_ENCODING) not in ([], ["chunked"]):
+        raise MediaRefused("was sent by its host in a transfer coding that is not accepted")
+
+
+def _listed(response: aiohttp.ClientResponse, name: str) -> list[str]:
+    """The items of a header, of all its lines."""
+    lines = response.headers.getall(name, ())
+    return [item.strip().lower() for line in lines for item in line.split(",")]
 
 
 class _NoResolver(AbstractResolver):

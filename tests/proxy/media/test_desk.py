@@ -317,6 +317,70 @@ async def test_a_compressed_answer_is_refused(tmp_path: Path, encoding: str) -> 
         assert watch.below(tmp_path) == []
 
 
+def coded(*lines: bytes, body: bytes = png()) -> bytes:
+    """An answer with these headers."""
+    head = b"".join(line + b"\r\n" for line in lines)
+    return b"HTTP/1.1 200 OK\r\n" + head + b"\r\n" + body
+
+
+IN_CHUNKS = b"%x\r\n%s\r\n0\r\n\r\n" % (len(png()), png())
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [b"Content-Encoding: identity", b"Content-Encoding: gzip"],
+        [b"Content-Encoding: gzip", b"Content-Encoding: identity"],
+        [b"Content-Encoding:", b"content-encoding: br"],
+        [b"Content-Encoding: identity, gzip"],
+        [b"Content-Encoding: identity,", b"Content-Encoding: ,x"],
+    ],
+)
+async def test_every_line_about_compression_is_read(tmp_path: Path, lines: list[bytes]) -> None:
+    async with raw_host(coded(*lines)) as host, opened(tmp_path) as made:
+        assert "compressed" in await refusal(made, image(host.url()))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [b"Content-Encoding:"],
+        [b"Content-Encoding: Identity"],
+        [b"Content-Encoding: identity", b"Content-Encoding: , IDENTITY"],
+    ],
+)
+async def test_a_content_coding_that_changes_nothing_is_taken(
+    tmp_path: Path, lines: list[bytes]
+) -> None:
+    async with raw_host(coded(*lines)) as host, opened(tmp_path) as made:
+        assert await fetch(made, image(host.url())) == [png()]
+
+
+@pytest.mark.parametrize("value", [b"chunked", b"Chunked"])
+async def test_chunks_are_taken(tmp_path: Path, value: bytes) -> None:
+    answer = coded(b"Transfer-Encoding: " + value, body=IN_CHUNKS)
+    async with raw_host(answer) as host, opened(tmp_path) as made:
+        assert await fetch(made, image(host.url())) == [png()]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [b"Transfer-Encoding: gzip"],
+        [b"Transfer-Encoding: identity"],
+        [b"Transfer-Encoding: gzip, chunked"],
+        [b"Transfer-Encoding: gzip", b"Transfer-Encoding: chunked"],
+        [b"Transfer-Encoding: identity, chunked"],
+        [b"Transfer-Encoding: chunked, chunked"],
+        [b"Transfer-Encoding:"],
+    ],
+)
+async def test_other_transfer_codings_are_refused(tmp_path: Path, lines: list[bytes]) -> None:
+    body = IN_CHUNKS if b"chunked" in lines[-1] else png()
+    async with raw_host(coded(*lines, body=body)) as host, opened(tmp_path) as made:
+        assert "transfer coding" in await refusal(made, image(host.url()))
+
+
 @pytest.mark.parametrize(
     "answer",
     [
