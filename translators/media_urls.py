@@ -236,6 +236,10 @@ def _port(digits: str | None, default: int) -> int:
 
 
 def _target(target: str) -> str:
+    _, mark, query = target.partition("?")
+    if mark and not query:
+        # The HTTP client would leave the mark out, which is another URL.
+        raise MediaRefused('gives a URL with an empty query: leave out the "?" at its end')
     escaped = quote(target, safe=_KEPT)
     return escaped if escaped.startswith("/") else "/" + escaped
 

@@ -30,6 +30,8 @@ ANY_HOST = HostPolicy(None)
         ("HTTPS://A.Example:8443/x%20y.png?q=1&r=%2F", "a.example", 8443, "/x%20y.png?q=1&r=%2F"),
         ("http://a.example", "a.example", 80, "/"),
         ("http://a.example?x", "a.example", 80, "/?x"),
+        ("http://a.example/x??", "a.example", 80, "/x??"),
+        ("http://a.example/x?=", "a.example", 80, "/x?="),
         ("http://a.example/x.png#@evil.example/", "a.example", 80, "/x.png"),
         ("http://a.example/图.png", "a.example", 80, "/%E5%9B%BE.png"),
         ('http://a.example/{"a"}|b', "a.example", 80, "/%7B%22a%22%7D%7Cb"),
@@ -106,6 +108,9 @@ def test_the_host_header_names_the_host(url: str, header: str) -> None:
         "http://[1.2.3.4]/x",
         "http://a.example/" + "x" * 4096,
         "http://" + "a." * 200 + "example/x",
+        "http://a.example/x?",
+        "http://a.example?",
+        "http://a.example/x?#y",
         "http://" + "a" * 64 + ".example/x",
     ],
 )
@@ -349,7 +354,14 @@ def test_an_empty_list_tells_the_operator_what_to_set() -> None:
 
 
 @settings(deadline=None)
-@given(st.text(max_size=60).map("http://a.example/".__add__) | st.text(max_size=80))
+@given(
+    st.text(max_size=60).map("http://a.example/".__add__)
+    | st.text("/?#&=;.%+:a", max_size=8).map("http://a.example".__add__)
+    | st.text(max_size=80)
+)
+@example("http://a.example/x?")
+@example("http://a.example?#")
+@example("http://a.example/x??")
 def test_what_passes_is_read_alike_by_the_http_client(url: str) -> None:
     try:
         parsed = parse_url(url)
