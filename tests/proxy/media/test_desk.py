@@ -102,6 +102,16 @@ async def test_every_format_comes_from_everywhere(tmp_path: Path, name: str) -> 
         assert await fetch(made, text("a"), *parts, text("b")) == ["a", *[data] * 5, "b"]
 
 
+@pytest.mark.parametrize("scheme", ["", "file://"])
+async def test_a_path_is_taken_as_written(tmp_path: Path, scheme: str) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "a%20b.png").write_bytes(png(1, 1))
+    (tmp_path / "root" / "a b.png").write_bytes(png(2, 2))
+    async with opened(tmp_path) as made:
+        for name, data in {"a%20b.png": png(1, 1), "a b.png": png(2, 2)}.items():
+            assert await fetch(made, image(f"{scheme}{tmp_path}/root/{name}")) == [data]
+
+
 async def test_order_is_kept_however_long_each_takes(tmp_path: Path) -> None:
     second = asyncio.Event()
 
