@@ -238,6 +238,8 @@ class Supervisor:
             close_all(bound)
         for _, its in self._lines:
             its.close()
+        # Else whoever asks a worker that has ended would wait for an answer from here.
+        self._exchange.close()
         return host(parent, [hosts for hosts, _ in self._lines])
 
     def _fork(self, worker: Worker | None, live: Callable[[socket.socket], int]) -> int:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from proxy.crew import ASK_WITHIN
 from proxy.exit_codes import EXIT_BIND, EXIT_ENGINE, EXIT_OK, EXIT_USAGE, EXIT_WORKERS
 from proxy.workers import RESTARTS
 from tests.fake_vllm import FakeVllm, fake_vllm
@@ -330,6 +332,29 @@ async def test_nobody_takes_the_place_of_a_dead_worker_at_an_engine() -> None:
         assert (await one.response_body()).complete
         assert await served.exit_code() == EXIT_WORKERS
         assert "nobody can take its place" in served.log
+
+
+@pytest.mark.parametrize("killed", [True, False])
+async def test_nobody_waits_for_the_answer_of_a_worker_that_has_ended(killed: bool) -> None:
+    async with (
+        two_on_an_engine() as served,
+        at_worker(served.port, 0) as one,
+        at_worker(served.port, 0) as asking,
+    ):
+        one.send(request_bytes({**generate_body("wait", 50), "id": "goes-on"}))
+        await one.head()
+        if killed:
+            os.kill(pid_of(served, 1), signal.SIGKILL)
+            await served.says("worker 1 died")
+        else:
+            served.signal()
+            await served.says("state: stopped")
+        asked = time.monotonic()
+        answer = await asking.ask(request_bytes({"id": "goes-on"}, STOP_PATH))
+        assert answer.status == 200
+        assert time.monotonic() - asked < ASK_WITHIN / 2
+        assert (await one.response_body()).complete
+        assert await served.exit_code() == (EXIT_WORKERS if killed else EXIT_OK)
 
 
 async def test_engines_that_refuse_their_options_say_so_once() -> None:
