@@ -244,9 +244,10 @@ class Gateway:
 
     def _page(self) -> Figures:
         """This worker's figures. What was shown once is not lost, even if it dies now."""
-        return [*self._leave_books(), *figures(REGISTRY)]
+        return [*self.leave_books(), *figures(REGISTRY)]
 
-    def _leave_books(self) -> Figures:
+    def leave_books(self) -> Figures:
+        """This worker's own figures, left where the others and its successor find them."""
         books = figures(self.metrics.registry) + self._inherited
         if self.siblings is not None:
             self.siblings.own_deposit.leave(books)
@@ -256,7 +257,7 @@ class Gateway:
         """Leave the books where a successor finds them, again and again."""
         while True:
             await asyncio.sleep(_BOOKS_PERIOD)
-            self._leave_books()
+            self.leave_books()
 
     async def close_engine(self) -> None:
         await self.media.close()

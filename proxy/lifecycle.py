@@ -235,12 +235,19 @@ class Process:
         finally:
             for task in watching:
                 task.cancel()
-            await self.server.close()
-            if self.crew is not None:
-                self.crew.siblings.close()
-            await self._close_engine()
-            self.gateway.enter(State.STOPPED)
+            await self._close()
         return code
+
+    async def _close(self) -> None:
+        await self.server.close()
+        if self.crew is not None:
+            # Every request has ended: the others show these figures from now on.
+            self.gateway.leave_books()
+        await self._close_engine()
+        if self.crew is not None:
+            # Last: until this process has ended, whoever asks it waits for an answer.
+            self.crew.siblings.close()
+        self.gateway.enter(State.STOPPED)
 
     def stop(self) -> None:
         """Begin the graceful stop, as a signal does; the second one ends the process at once."""

@@ -357,6 +357,30 @@ async def test_nobody_waits_for_the_answer_of_a_worker_that_has_ended(killed: bo
         assert await served.exit_code() == (EXIT_WORKERS if killed else EXIT_OK)
 
 
+async def test_what_a_worker_counts_last_is_not_lost_when_it_ends_before_the_others() -> None:
+    async with (
+        two_on_an_engine() as served,
+        at_worker(served.port, 0) as one,
+        at_worker(served.port, 0) as asking,
+        at_worker(served.port, 1) as other,
+    ):
+        for client, text in ((one, "wait"), (other, "slowly")):
+            client.send(request_bytes({**generate_body(text, 20), "id": "both"}))
+            await client.head()
+        before = (await asking.ask(get_bytes("/metrics"))).body.decode()
+        served.signal()
+        assert (await other.response_body()).complete
+        await served.says("state: stopped")
+        page = (await asking.ask(get_bytes("/metrics"))).body.decode()
+        received = total(page, "mindie_gateway_requests_received_total")
+        assert received == total(before, "mindie_gateway_requests_received_total")
+        assert outcomes(page) == {"succeeded": received - 1}
+        assert total(page, "mindie_gateway_requests_in_flight") == 1
+        assert (await asking.ask(request_bytes({"id": "both"}, STOP_PATH))).status == 200
+        assert (await one.response_body()).complete
+        assert await served.exit_code() == EXIT_OK
+
+
 async def test_engines_that_refuse_their_options_say_so_once() -> None:
     async with two_on_an_engine(model="unheard-of", ready=0) as served:
         assert await served.exit_code() == EXIT_USAGE
