@@ -27,10 +27,21 @@ _MAX_SCANS: Final = 32
 """Scans of a JPEG: each makes a decoder go through the whole image, empty or not."""
 _VALUES_PER_SECOND: Final = 2 * 48_000
 """Of sound, all channels together: with more of them, a second counts as several."""
-_WAV_PLAIN: Final = frozenset((0x0001, 0x0003, 0x0006, 0x0007, 0xFFFE))
-"""Codecs with a whole number of bytes for each value."""
-_WAV_PACKED: Final = {0x0002: 2, 0x0011: 2, 0x0031: 5}
-"""Other codecs, and how many values they have in a byte, or a little fewer."""
+MIN_HERTZ: Final = 1000
+"""Samples in a second: sound of fewer becomes many times larger at the rate of a model."""
+_WAV_BITS: Final = {
+    0x0001: (8, 16, 24, 32),
+    0x0003: (32, 64),
+    0x0002: (4,),
+    0x0011: (4,),
+}
+"""Codecs whose values take as many bits as the header says, and how many that may be."""
+_WAV_FIXED: Final = {0x0006: 8.0, 0x0007: 8.0, 0x0031: 1.6}
+"""Codecs of which decoders do not read that number, and the bits of a value, or a little fewer."""
+_WAV_EXTENSIBLE: Final = 0xFFFE
+"""The codec stands at the beginning of a GUID."""
+_WAV_GUID: Final = bytes.fromhex("000000001000800000aa00389b71")
+_WAV_EXTENDED: Final = frozenset((0x0001, 0x0003, 0x0006, 0x0007))
 _BLOCK: Final = 1 << 16
 _MAX_TAIL: Final = 4 * _BLOCK
 """Bytes of tags that may follow the last MP3 frame."""
@@ -137,35 +148,58 @@ def _wav_seconds(read: Reader, size: int) -> float:
     """By what a value takes, since decoders do not go by the stated rate of bytes either."""
     offset = 12
     for _ in range(_MAX_SEGMENTS):
-        head = read(offset, 24)
+        head = read(offset, 48)
         if len(head) < 24:
             break
         if head[:4] == b"fmt ":
-            codec, channels, rate = struct.unpack("<HHI", head[8:16])
-            bits = int.from_bytes(head[22:24], "little")
-            packed = _WAV_PACKED.get(codec, 0)
-            values = size * packed if packed else size // max((bits + 7) // 8, 1)
-            if (codec not in _WAV_PLAIN and not packed) or rate * channels == 0:
+            bits = _wav_bits(head)
+            channels, rate = struct.unpack("<HI", head[10:16])
+            if not bits or not channels:
                 break
-            return _seconds(values, channels, rate)
+            return _seconds(int(size * 8 / bits), channels, rate)
         length = int.from_bytes(head[4:8], "little")
         offset += 8 + length + length % 2
     raise MediaRefused("is a broken WAV, or one of a codec that is not accepted")
 
 
+def _wav_bits(head: bytes) -> float:
+    """What a value takes by this format chunk; 0 when decoders might read it otherwise."""
+    codec, bits = int.from_bytes(head[8:10], "little"), int.from_bytes(head[22:24], "little")
+    if codec == _WAV_EXTENSIBLE:
+        codec = int.from_bytes(head[32:34], "little")
+        if head[34:] != _WAV_GUID or codec not in _WAV_EXTENDED:
+            return 0
+    return bits if bits in _WAV_BITS.get(codec, ()) else _WAV_FIXED.get(codec, 0)
+
+
 def _seconds(values: int, channels: int, rate: int) -> float:
+    if rate < MIN_HERTZ:
+        raise MediaRefused(f"has {rate} samples in a second, at least {MIN_HERTZ} are needed")
     return max(values / (channels * rate), values / _VALUES_PER_SECOND)
 
 
 def _flac_seconds(read: Reader) -> float:
+    """By the one header: of two, decoders take the last."""
     info = read(8, 18)
-    if len(info) < 18:
+    if len(info) < 18 or read(4, 1)[0] & 0x7F or not _is_only_header(read):
         raise MediaRefused("is a broken FLAC")
     packed = int.from_bytes(info[10:18], "big")
     rate, channels, samples = packed >> 44, (packed >> 41 & 7) + 1, packed & (1 << 36) - 1
-    if rate == 0 or samples == 0:
+    if samples == 0:
         raise MediaRefused("is a FLAC that does not say how long it is")
     return _seconds(samples * channels, channels, rate)
+
+
+def _is_only_header(read: Reader) -> bool:
+    offset, block = 4, read(4, 4)
+    for _ in range(_MAX_SEGMENTS):
+        if len(block) < 4 or block[0] & 0x80:
+            return True
+        offset += 4 + int.from_bytes(block[1:], "big")
+        block = read(offset, 4)
+        if block[:1] in (b"\0", b"\x80"):
+            return False
+    return False
 
 
 def _mp3_seconds(read: Reader, size: int, limit: float) -> float:

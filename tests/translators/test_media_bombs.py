@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -157,7 +158,7 @@ def test_sound_is_measured(data: bytes, seconds: float) -> None:
     check(data)
 
 
-@pytest.mark.parametrize("data", [wav(2.5), flac(2**36 - 1), mp3(100), wav(0.1, rate=1) * 30])
+@pytest.mark.parametrize("data", [wav(2.5), flac(2**36 - 1), mp3(100), wav(2.5, rate=1000)])
 def test_sound_that_is_too_long_is_refused(data: bytes) -> None:
     with pytest.raises(MediaRefused, match="longer than 2 s"):
         check(data)
@@ -199,10 +200,15 @@ def test_frames_behind_anything_else_count(data: bytes) -> None:
         check(data, DecodedLimits(1, 1.9))
 
 
-def wav_of(codec: int, channels: int, bits: int, size: int) -> bytes:
-    """A header that says nothing true of its rate of bytes."""
-    fmt = struct.pack("<4sIHHIIHH", b"fmt ", 16, codec, channels, 8000, 2**32 - 1, 2**16 - 1, bits)
-    return b"RIFF\0\0\0\0WAVE" + fmt + b"data" + bytes(4 + size)
+GUID = bytes.fromhex("000000001000800000aa00389b71")
+
+
+def wav_of(codec: int, channels: int, bits: int, size: int, inner: bytes = b"") -> bytes:
+    """A header that says nothing true of its rate of bytes; `inner` is an extended codec."""
+    extra = struct.pack("<HHI", 22, bits, 4) + inner if inner else b""
+    fmt = struct.pack("<HHIIHH", codec, channels, 8000, 2**32 - 1, 2**16 - 1, bits) + extra
+    head = b"RIFF\0\0\0\0WAVEfmt " + struct.pack("<I", len(fmt)) + fmt
+    return head + b"data" + bytes(4 + size)
 
 
 @pytest.mark.parametrize(
@@ -211,8 +217,13 @@ def wav_of(codec: int, channels: int, bits: int, size: int) -> bytes:
         (1, 1, 16, 40_000),
         (1, 2, 8, 40_000),
         (3, 1, 32, 80_000),
-        (0xFFFE, 1, 24, 60_000),
+        (3, 1, 64, 160_000),
+        (1, 1, 24, 60_000),
+        (1, 1, 32, 80_000),
         (7, 1, 8, 20_000),
+        # Decoders take a byte for each value, whatever the header says.
+        (7, 1, 65535, 20_000),
+        (6, 2, 0, 40_000),
         (0x11, 1, 4, 10_000),
         (2, 2, 4, 20_000),
         (0x31, 1, 0, 4_000),
@@ -224,6 +235,54 @@ def test_a_wav_is_as_long_as_its_values(codec: int, channels: int, bits: int, si
     assert found == pytest.approx(2.5, rel=0.05)
     with pytest.raises(MediaRefused, match="longer"):
         check(data)
+
+
+@pytest.mark.parametrize(
+    ("codec", "bits", "size"),
+    [(1, 24, 60_000), (3, 32, 80_000), (6, 65535, 20_000), (7, 64, 20_000)],
+)
+def test_an_extended_wav_is_as_long_as_its_values(codec: int, bits: int, size: int) -> None:
+    data = wav_of(0xFFFE, 1, bits, size, struct.pack("<H", codec) + GUID)
+    assert audio_seconds("wav", reader(data), len(data), 9.0) == pytest.approx(2.5, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(wav_of(1, 1, bits, 20_000) for bits in (0, 4, 12, 64, 65535)),
+        *(wav_of(3, 1, bits, 20_000) for bits in (0, 16, 24, 65535)),
+        *(wav_of(codec, 1, bits, 20_000) for codec in (2, 0x11) for bits in (0, 2, 3, 8)),
+        *(wav_of(codec, 1, 8, 20_000) for codec in (0, 0x38, 0x40, 0x45, 0x50, 0x55, 0xFFFF)),
+        wav_of(0xFFFE, 1, 16, 20_000),
+        wav_of(0xFFFE, 1, 16, 20_000, b"\1\0" + GUID[:-1] + b"\0"),
+        wav_of(0xFFFE, 1, 64, 20_000, b"\1\0" + GUID),
+        wav_of(0xFFFE, 1, 4, 20_000, b"\2\0" + GUID),
+        wav_of(0xFFFE, 1, 16, 20_000, b"\xfe\xff" + GUID),
+        wav_of(1, 0, 16, 20_000),
+    ],
+)
+def test_a_wav_that_decoders_read_otherwise_is_refused(data: bytes) -> None:
+    with pytest.raises(MediaRefused, match="broken WAV"):
+        check(data, DecodedLimits(1, 10**9))
+
+
+@pytest.mark.parametrize("make", [wav, lambda seconds, rate: flac(int(seconds * rate), rate)])
+def test_a_rate_has_a_least(make: Callable[[float, int], bytes]) -> None:
+    """At the rate of a model ten minutes of 1 Hz would be many megabytes."""
+    check(make(1.5, 1000))
+    with pytest.raises(MediaRefused, match="has 999 samples in a second, at least 1000"):
+        check(make(1.5, 999))
+
+
+def test_a_flac_has_one_header() -> None:
+    """Decoders take the last."""
+    first, other = flac()[:4] + b"\0" + flac()[5:], b"\4\0\0\5hello"
+    assert check(first + other + b"\x81\0\0\0") == 0
+    for second in (flac(2**36 - 1)[4:], b"\0" + flac(2**36 - 1)[5:]):
+        with pytest.raises(MediaRefused, match="broken FLAC"):
+            check(first + other + second)
+    with pytest.raises(MediaRefused, match="broken FLAC"):
+        check(flac()[:4] + b"\4" + flac()[5:])
 
 
 def test_many_channels_at_a_high_rate_count_as_longer() -> None:
