@@ -87,7 +87,9 @@ async def test_the_pages_example_as_printed_with_a_local_file(seeing: Seeing) ->
 async def test_every_source_shows_the_same(seeing: Seeing) -> None:
     path = seeing.file("red.png", RED_PNG)
     async with media_host(serves(RED_PNG)) as host:
-        seeing.running.gateway.media._downloader._resolve = FakeDns({HOST: [["127.0.0.1"]]})
+        seeing.running.gateway.media._downloader._look_ups._resolve = FakeDns(
+            {HOST: [["127.0.0.1"]]}
+        )
         values = [
             path,
             f"file://{path}",

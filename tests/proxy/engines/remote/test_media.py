@@ -138,7 +138,9 @@ async def test_a_server_that_takes_less_than_the_first_gets_no_work(tmp_path: Pa
 async def test_the_server_never_gets_a_clients_url(tmp_path: Path) -> None:
     settings = {"allowed_media_domains": HOST, "media_private_networks": "127.0.0.1/32"}
     async with media_host(serves(png())) as host, seeing(tmp_path, settings=settings) as opened:
-        opened.running.gateway.media._downloader._resolve = FakeDns({HOST: [["127.0.0.1"]]})
+        opened.running.gateway.media._downloader._look_ups._resolve = FakeDns(
+            {HOST: [["127.0.0.1"]]}
+        )
         assert (await ask(opened, image(host.url("/secret/path.png")))).status == 200
         assert sent(opened.server) == [("data:image/png", png())]
         assert "secret" not in str(opened.server.calls[-1].document)
