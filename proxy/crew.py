@@ -13,6 +13,7 @@ import logging
 import mmap
 import secrets
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -154,15 +155,23 @@ class Siblings:
         if self._server is not None:
             self._server.close()
 
-    async def ask(self, question: str, value: Any = None) -> list[Any]:
-        """What each of the others answers; None for one that does not."""
-        asked = self._secret + orjson.dumps([question, value])
-        return await asyncio.gather(*(self._ask(address, asked) for address in self._others))
+    async def ask(self, question: str, value: Any = None, *, of_ended: Any = None) -> list[Any]:
+        """What each of the others answers; `of_ended` for one that has ended.
 
-    async def _ask(self, address: bytes, asked: bytes) -> Any:
+        None for one that does not answer in time. If it was frozen and wakes, it drops the
+        question: what is true by then may be another thing than what was asked about.
+        """
+        # One clock for all processes of a machine.
+        asked = self._secret + orjson.dumps([time.monotonic() + ASK_WITHIN, question, value])
+        others = (self._ask(address, asked, of_ended) for address in self._others)
+        return await asyncio.gather(*others)
+
+    async def _ask(self, address: bytes, asked: bytes, of_ended: Any) -> Any:
         try:
             async with asyncio.timeout(ASK_WITHIN):
                 return orjson.loads(await _exchange(address, asked))
+        except ConnectionRefusedError:
+            return of_ended
         except (OSError, TimeoutError, orjson.JSONDecodeError):
             log.warning("another worker does not answer")
             return None
@@ -173,14 +182,19 @@ class Siblings:
                 asked = await reader.read(_QUESTION)
                 while asked and (more := await reader.read(_QUESTION - len(asked))):
                     asked += more
-            if hmac.compare_digest(asked[:_SECRET], self._secret):
-                question, value = orjson.loads(asked[_SECRET:])
-                writer.write(orjson.dumps(self._answers[question](value)))
-                await writer.drain()
+            writer.write(self._answer(asked))
+            await writer.drain()
         except (OSError, TimeoutError):
             log.debug("a worker asked and left")
         finally:
             writer.close()
+
+    def _answer(self, asked: bytes) -> bytes:
+        """Nothing for a stranger, nor for one who has given up waiting."""
+        if not hmac.compare_digest(asked[:_SECRET], self._secret):
+            return b""
+        by, question, value = orjson.loads(asked[_SECRET:])
+        return orjson.dumps(self._answers[question](value)) if time.monotonic() < by else b""
 
 
 async def _exchange(address: bytes, asked: bytes) -> bytes:

@@ -202,13 +202,24 @@ class Gateway:
             }
         )
 
-    async def _ask(self, question: str, value: str | None = None) -> list[Any]:
-        return [] if self.siblings is None else await self.siblings.ask(question, value)
+    async def _ask(
+        self, question: str, value: str | None = None, *, of_ended: Any = None
+    ) -> list[Any]:
+        if self.siblings is None:
+            return []
+        return await self.siblings.ask(question, value, of_ended=of_ended)
 
     async def stop(self, client_id: str) -> int:
-        """End every live request with this id, of any worker; returns how many there were."""
+        """End every live request with this id, of any worker; returns how many there were.
+
+        ServiceUnavailable when there was none, but a worker that may have one does not answer.
+        """
         here = self._stop_here(client_id)
-        return here + sum(there or 0 for there in await self._ask("stop", client_id))
+        there = await self._ask("stop", client_id, of_ended=0)
+        stopped = here + sum(each or 0 for each in there)
+        if not stopped and None in there:
+            raise ServiceUnavailable(_SILENT, retry_after=RETRY_AFTER)
+        return stopped
 
     def _stop_here(self, client_id: str) -> int:
         """The same for those of this worker, prepared ones included."""
@@ -216,7 +227,7 @@ class Gateway:
 
     async def count_live(self) -> int:
         """Live requests of all workers."""
-        return len(self.live) + sum(there or 0 for there in await self._ask("live"))
+        return len(self.live) + sum(there or 0 for there in await self._ask("live", of_ended=0))
 
     async def why_not_ready(self) -> str | None:
         """What hinders any worker, or that none has a place free; None when work can come."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ import proxy.crew
 from proxy.crew import ALONE, Deposit, Exchange, Siblings, Worker
 from proxy.gateway import OVERLOADED
 from tests.support import RunningGateway, generate_body, get, post, serving
+from tests.workers import STOP_PATH
 
 
 @given(st.integers(1, 64), st.integers(1, 10_000))
@@ -52,18 +55,36 @@ async def test_the_others_are_asked_in_their_order() -> None:
         assert await third.ask("who", "y" * 60_000) == [[0, "y" * 60_000], [1, "y" * 60_000]]
 
 
+@contextmanager
+def silent(siblings: Siblings) -> Iterator[None]:
+    """It answers no more, but its parent holds its socket open, as that of a frozen one."""
+    with siblings._own.dup():
+        siblings.close()
+        yield
+
+
 async def test_one_that_is_gone_or_silent_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(proxy.crew, "ASK_WITHIN", 0.1)
     caplog.set_level(logging.WARNING)
     async with three({}) as (first, second, third):
-        second._own.close()
         second.close()
-        # The parent holds its socket open, but nobody is there.
-        third.close()
-        assert await first.ask("who") == [None, None]
+        second._own.close()
+        with silent(third):
+            assert await first.ask("who") == [None, None]
+            assert await first.ask("who", of_ended="ended") == ["ended", None]
         assert caplog.text.count("another worker does not answer") == 2
+
+
+async def test_a_question_whose_asker_has_given_up_is_dropped() -> None:
+    stopped: list[Any] = []
+    async with three({"stop": stopped.append}) as (first, second, _):
+        address = first._own.getsockname()
+        for until, answer in ((-0.001, b""), (30.0, b"null")):
+            asked = second._secret + orjson.dumps([time.monotonic() + until, "stop", until])
+            assert await proxy.crew._exchange(address, asked) == answer
+    assert stopped == [30.0]
 
 
 async def test_a_stranger_gets_no_answer() -> None:
@@ -158,13 +179,27 @@ async def test_what_a_silent_worker_had_counted_is_still_shown(
             assert (await post(running.port, generate_body())).complete
         await get(other.port, "/metrics")
         assert other.gateway.siblings is not None
-        other.gateway.siblings.close()
-        page = (await get(one.port, "/metrics")).body.decode()
-        assert 'requests_received_total{route="generate_stream"} 2.0' in page
-        assert "mindie_gateway_workers 1.0" in page
-        assert "mindie_gateway_ready 0.0" in page
-        answer = await get(one.port, "/v2/health/ready")
-        assert answer.json == {"message": "a worker does not answer"}
+        with silent(other.gateway.siblings):
+            page = (await get(one.port, "/metrics")).body.decode()
+            assert 'requests_received_total{route="generate_stream"} 2.0' in page
+            assert "mindie_gateway_workers 1.0" in page
+            assert "mindie_gateway_ready 0.0" in page
+            answer = await get(one.port, "/v2/health/ready")
+            assert answer.json == {"message": "a worker does not answer"}
+
+
+async def test_stop_infer_does_not_call_a_request_unknown_that_a_silent_worker_may_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proxy.crew, "ASK_WITHIN", 0.1)
+    async with two_gateways() as (one, other):
+        assert other.gateway.siblings is not None
+        with silent(other.gateway.siblings):
+            answer = await post(one.port, {"id": "whose"}, STOP_PATH)
+            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json["error"] == "a worker does not answer"
+        # One that has ended has none.
+        assert (await post(one.port, {"id": "whose"}, STOP_PATH)).status == 500
 
 
 async def test_only_the_first_one_tells_the_engines_load() -> None:

@@ -8,8 +8,8 @@ import re
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import orjson
@@ -120,6 +120,36 @@ async def test_stop_infer_and_the_drain_reach_every_worker() -> None:
             assert (await client.response_body()).complete
         assert await served.exit_code() == EXIT_OK
         assert "Traceback" not in served.log
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def test_a_frozen_worker_does_not_stop_later_what_it_was_asked_to_stop() -> None:
+    async with (
+        fake_vllm(names=(MODEL,)) as server,
+        two_workers(server) as served,
+        at_worker(served.port, 0) as asking,
+        at_worker(served.port, 1) as other,
+    ):
+        server.gate.clear()
+        await begin_stream(other, "frozen")
+        with frozen(pid_of(served, 1)):
+            answer = await asking.ask(request_bytes({"id": "frozen"}, STOP_PATH))
+        assert (answer.status, answer.json["error"]) == (503, "a worker does not answer")
+        # It takes questions in their order.
+        page = (await asking.ask(get_bytes("/metrics"))).body.decode()
+        assert total(page, "mindie_gateway_workers") == 2
+        server.gate.set()
+        rest = await other.response_body()
+        assert rest.complete
+        assert len(rest.frames) == 2
 
 
 async def test_a_worker_that_dies_is_started_anew_and_the_books_still_balance() -> None:
