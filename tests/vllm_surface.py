@@ -42,6 +42,8 @@ LOGPROBS: Final = "vllm.v1.outputs.LogprobsLists"
 RENDERER: Final = "vllm.renderers.base.BaseRenderer"
 MEDIA_CONNECTOR: Final = "vllm.multimodal.media.MediaConnector"
 MEDIA_IO: Final = "vllm.multimodal.media.MediaIO"
+VIDEO_IO: Final = "vllm.multimodal.media.VideoMediaIO"
+VIDEO_LOADER: Final = "vllm.multimodal.video.VideoLoader"
 
 
 class Handle(NamedTuple):
@@ -99,6 +101,8 @@ HANDLES: Final = (
     Handle("media_prompt", "tools.registry", "vllm.utils.registry.ExtensionManager"),
     Handle("media_prompt", "components", "vllm.renderers.inputs.preprocess.PromptComponents"),
     Handle("media_prompt", "loader", MEDIA_IO),
+    Handle("frame_limit", "loader", VIDEO_IO),
+    Handle("frame_limit", "super()", VIDEO_LOADER),
     Handle("token_tap", "processor", OUTPUT_PROCESSOR),
     Handle("token_tap", "state", REQUEST_STATE),
     Handle("step_statistics", "iteration", ITERATION_STATS),
@@ -158,6 +162,12 @@ OVERRIDES: Final = (
         "make_connector.Connector.load_from_url_async",
         MEDIA_CONNECTOR,
         "load_from_url_async",
+    ),
+    Override(
+        "frame_limit",
+        "limit_frames.Limited.compute_frames_index_to_sample",
+        VIDEO_LOADER,
+        "compute_frames_index_to_sample",
     ),
 )
 

@@ -17,6 +17,9 @@ from translators.media_urls import MediaRefused
 Reader = Callable[[int, int], bytes]
 """(offset, size) to bytes; fewer at the end of the file."""
 
+FULL_IMAGES: Final = 4
+"""All images of a request, or all frames of a video that are taken, may have as many pixels as
+this many images of the largest size."""
 _JPEG_SIZES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Markers of the frame header, which holds the size of the image."""
 _JPEG_OTHERS: Final = frozenset((0xC4, 0xCC, 0xDB, 0xDC, 0xDD, *range(0xE0, 0xF0), 0xFE))

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from proxy.engines.base import Prompt
+from proxy.engines.frame_limit import limit_frames
 from proxy.engines.image_check import check_image
-from proxy.engines.video_check import check_video
+from proxy.engines.video_check import Film, check_video
 from proxy.media.content import Medium, PromptPart
 from proxy.media.turns import busy
 from proxy.settings import SettingsError
@@ -114,20 +115,20 @@ class MediaTable:
         if medium is None:
             raise ValueError(NO_MEDIA)
         with named(medium.index):
-            frames = None
+            film = None
             if medium.kind is MediaKind.VIDEO:
                 async with self._children:
-                    frames = await check_video(medium.content, self._max_pixels)
-            return await self._decoded(medium, loader, frames)
+                    film = await check_video(medium.content, self._max_pixels)
+            return await self._decoded(medium, loader, film)
 
-    async def _decoded(self, medium: Medium, loader: Any, frames: int | None) -> Any:
+    async def _decoded(self, medium: Medium, loader: Any, film: Film | None) -> Any:
         # Of its own: the request may end before the thread does.
         content = medium.content.duplicate()
 
         def decode() -> Any:
             data = content.read()
             content.close()
-            return _decode(medium, data, loader, frames, self._max_pixels)
+            return _decode(medium, data, loader, film, self._max_pixels)
 
         try:
             return await self._threads.run(decode, self._seconds)
@@ -135,20 +136,24 @@ class MediaTable:
             raise MediaRefused("takes too long to decode") from None
 
 
-def _decode(medium: Medium, data: bytes, loader: Any, frames: int | None, max_pixels: int) -> Any:
-    """`frames` is how many a video has."""
+def _decode(medium: Medium, data: bytes, loader: Any, film: Film | None, max_pixels: int) -> Any:
+    """`film` is what is known of a video."""
     reason = f"cannot be decoded as {medium.kind.value}"
     try:
         if medium.kind is MediaKind.IMAGE:
             check_image(data, medium.format.name, max_pixels)
+        if film is not None:
+            limit_frames(loader, film.pixels, max_pixels)
         loaded = loader.load_bytes(data)
         if medium.kind is MediaKind.IMAGE or not _is_empty(loaded):
             return loaded
         reason = f"holds no {medium.kind.value}"
+    except MediaRefused:
+        raise
     except Exception as error:
         # Decoders raise what they like; all of it is about these bytes.
         log.info("a medium could not be decoded: %s", type(error).__name__)
-    if frames == 1:
+    if film is not None and film.frames == 1:
         reason = "has a single frame, and the video loader of this model needs two"
     raise MediaRefused(reason)
 

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from proxy.media.content import Content
 from proxy.threads import joined
@@ -26,8 +26,16 @@ _SECONDS: Final = 60
 _UNREADABLE: Final = "cannot be decoded as video"
 
 
-async def check_video(content: Content, max_pixels: int) -> int:
-    """How many frames there are.
+class Film(NamedTuple):
+    """A video that can be decoded."""
+
+    pixels: int
+    """Of one frame."""
+    frames: int
+
+
+async def check_video(content: Content, max_pixels: int) -> Film:
+    """What there is to see.
 
     MediaRefused unless the video can be decoded and its frames are small enough.
     """
@@ -57,4 +65,4 @@ async def check_video(content: Content, max_pixels: int) -> int:
     pixels = int(numbers[0])
     if not 0 < pixels <= max_pixels:
         raise MediaRefused(f"has frames of {pixels} pixels, from 1 to {max_pixels} are allowed")
-    return int(numbers[-1])
+    return Film(pixels, int(numbers[-1]))

@@ -27,7 +27,7 @@ from translators.media import (
     named,
     read_source,
 )
-from translators.media_bombs import DecodedLimits
+from translators.media_bombs import FULL_IMAGES, DecodedLimits
 from translators.media_formats import (
     HEAD_BYTES,
     MAX_REQUEST_BYTES,
@@ -44,8 +44,6 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 4
 """Media of one request that are fetched at the same time."""
-_IMAGES_OF_FULL_SIZE: Final = 4
-"""All images of one request may have as many pixels as this many of the largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +225,7 @@ class _Batch:
 
     def _take_pixels(self, pixels: int) -> None:
         self._pixels += pixels
-        most = _IMAGES_OF_FULL_SIZE * self._limits.decoded.pixels
+        most = FULL_IMAGES * self._limits.decoded.pixels
         if self._pixels > most:
             raise MediaRefused(f"brings the images of this request to more than {most} pixels")
 

@@ -211,3 +211,22 @@ async def test_frames_have_a_limit(seeing: Seeing) -> None:
         table._max_pixels = allowed
     assert response.status == 422
     assert "frames of 4096 pixels" in response.json["error"]
+
+
+async def test_all_frames_that_are_taken_have_a_limit(seeing: Seeing) -> None:
+    assert seeing.engine._prompts is not None
+    table, long = seeing.engine._prompts._table, film(RED, frames=24)
+    taken = frames(seeing, long)
+    count = len(getattr(taken, "media", taken)[0])
+    assert count > 4
+    allowed, table._max_pixels = table._max_pixels, 64 * 64
+    try:
+        response = await seeing.ask(text("What?"), video(long))
+    finally:
+        table._max_pixels = allowed
+    assert response.status == 422
+    assert response.json["error"] == (
+        f'"text_input[1]" has {count} frames of 4096 pixels to be shown, '
+        "16384 pixels are allowed in all"
+    )
+    assert await seeing.tokens(text("What?"), video(long))

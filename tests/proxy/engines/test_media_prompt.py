@@ -24,6 +24,7 @@ from proxy.engines.media_prompt import (
     shortest,
     warn_about_resampler,
 )
+from proxy.engines.video_check import Film
 from proxy.media.content import Content, Medium, PromptPart, Spool
 from tests.media_support import SAMPLES, open_files
 from tests.support import eventually
@@ -55,11 +56,20 @@ def medium(name: str) -> Medium:
     return Medium(2, file_format.kind, file_format, Content(len(data), memory=data))
 
 
+class Sampling:
+    """In the place of vLLM's loader of videos: takes as many frames as it is told there are."""
+
+    @classmethod
+    def compute_frames_index_to_sample(cls, source: int, **options: Any) -> list[int]:
+        return list(range(source))
+
+
 @dataclass
 class Loader:
     """In the place of vLLM's loader of one medium."""
 
     answer: Any
+    video_loader: Any = field(default_factory=Sampling)
 
     def load_bytes(self, data: bytes) -> Any:
         if isinstance(self.answer, Exception):
@@ -90,8 +100,8 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How many frames the child that tries videos out finds; settable."""
     said = {"count": 8}
 
-    async def check(content: Content, max_pixels: int) -> int:
-        return said["count"]
+    async def check(content: Content, max_pixels: int) -> Film:
+        return Film(50, said["count"])
 
     monkeypatch.setattr(media_prompt, "check_video", check)
     return said
@@ -103,6 +113,30 @@ async def test_a_video_without_frames_is_refused(frames: dict[str, int], wrapped
     assert await load("mp4", film) is film
     found = await refusal("mp4", video(0, wrapped=wrapped))
     assert found == '"text_input[2]" holds no video'
+
+
+@dataclass
+class SamplingLoader(Loader):
+    """One that asks which frames to take, as those of vLLM do: the class, while it decodes."""
+
+    def load_bytes(self, data: bytes) -> Any:
+        chosen = type(self.video_loader).compute_frames_index_to_sample(source=self.answer)
+        return video(len(chosen))
+
+
+async def test_the_frames_that_are_taken_have_a_limit(frames: dict[str, int]) -> None:
+    """Four times the pixels of a single one, of which 100 are allowed and a frame has 50."""
+    table = MediaTable(100, 10)
+    with table.shown([medium("mp4")]) as ((_, url),):  # type: ignore[misc]
+        loaded, _ = await table.load(url, SamplingLoader(8))
+        assert len(loaded) == 8
+        with pytest.raises(InvalidInput) as caught:
+            await table.load(url, SamplingLoader(9))
+    assert caught.value.message == (
+        '"text_input[2]" has 9 frames of 50 pixels to be shown, 400 pixels are allowed in all'
+    )
+    # Other videos are none of its business.
+    assert Sampling.compute_frames_index_to_sample(9) == list(range(9))
 
 
 async def test_what_no_loader_takes_is_refused(frames: dict[str, int]) -> None:
@@ -256,6 +290,7 @@ class SlowLoader:
     def __init__(self) -> None:
         self.go = threading.Event()
         self.begun = self.at_once = self.most = 0
+        self.video_loader = Sampling()
         self.seen: list[bytes] = []
         self._lock = threading.Lock()
 
@@ -357,13 +392,13 @@ async def test_few_videos_are_tried_out_at_a_time(
 ) -> None:
     at_once = most = 0
 
-    async def check(content: Content, max_pixels: int) -> int:
+    async def check(content: Content, max_pixels: int) -> Film:
         nonlocal at_once, most
         at_once += 1
         most = max(most, at_once)
         await asyncio.sleep(0.001)
         at_once -= 1
-        return 8
+        return Film(16, 8)
 
     monkeypatch.setattr(media_prompt, "check_video", check)
     slow.go.set()

@@ -32,7 +32,7 @@ def video(size: int = 3_000_000) -> Content:
 
 async def test_a_child_that_is_content_is_believed(child: Callable[[str], object]) -> None:
     child(READ + "assert len(data) == 3_000_000; print(100); print(8)")
-    assert await check_video(video(), 100) == 8
+    assert await check_video(video(), 100) == (100, 8)
 
 
 async def test_the_limit_is_handed_over_and_kept(child: Callable[[str], object]) -> None:
