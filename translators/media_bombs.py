@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from translators.media_flac import flac_samples
 from translators.media_formats import MediaFormat, MediaKind, mp3_frame, mpeg_seconds_at_most
 from translators.media_urls import MediaRefused
 
@@ -143,7 +144,7 @@ def audio_seconds(name: str, read: Reader, size: int, limit: float) -> float:
         case "wav":
             return _wav_seconds(read, size)
         case "flac":
-            return _flac_seconds(read)
+            return _flac_seconds(read, limit)
     return _mp3_seconds(read, size, limit)
 
 
@@ -181,7 +182,7 @@ def _seconds(values: int, channels: int, rate: int) -> float:
     return max(values / (channels * rate), values / _VALUES_PER_SECOND)
 
 
-def _flac_seconds(read: Reader) -> float:
+def _flac_seconds(read: Reader, limit: float) -> float:
     """By the one header: of two, decoders take the last."""
     info = read(8, 18)
     if len(info) < 18 or read(4, 1)[0] & 0x7F or not _is_only_header(read):
@@ -190,7 +191,14 @@ def _flac_seconds(read: Reader) -> float:
     rate, channels, samples = packed >> 44, (packed >> 41 & 7) + 1, packed & (1 << 36) - 1
     if samples == 0:
         raise MediaRefused("is a FLAC that does not say how long it is")
-    return _seconds(samples * channels, channels, rate)
+    stated = _seconds(samples * channels, channels, rate)
+    if stated > limit:
+        return stated
+    # Not all decoders go by what is stated.
+    found = flac_samples(read, int(limit * rate))
+    if found is None:
+        raise MediaRefused("is a broken FLAC")
+    return max(stated, _seconds(found * channels, channels, rate))
 
 
 def _is_only_header(read: Reader) -> bool:
