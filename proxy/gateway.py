@@ -20,7 +20,7 @@ from proxy.access import Access
 from proxy.admission import OVERLOADED, RETRY_AFTER, Admission
 from proxy.body_memory import BodyMemory
 from proxy.connections import Connections
-from proxy.crew import ALONE, Siblings, Worker
+from proxy.crew import ALONE, Deposit, Siblings, Worker
 from proxy.engines.base import Engine, Load, ModelInfo
 from proxy.live import LiveRequests
 from proxy.media.build import media_desk
@@ -43,6 +43,7 @@ EngineFactory = Callable[[], Awaitable[Engine]]
 
 _AWAY: Final = "the engine cannot be reached"
 _SILENT: Final = "a worker does not answer"
+_NEVER: Final = -1.0
 _BOOKS_PERIOD: Final = 1.0
 """Seconds of counting that a worker's death can cost."""
 _STALLED: Final = "the engine makes no progress"
@@ -241,17 +242,14 @@ class Gateway:
         """Prometheus text of the whole gateway, whichever worker is asked."""
         if self.siblings is None:
             return self.metrics.render()
-        answers = await self._ask("metrics")
+        answers = await self._ask("metrics", of_ended=[])
         pages = [
             (self._heard(), self._page()),
-            *(
-                (-1.0, lasting(deposit.left())) if answer is None else answer
-                for answer, deposit in zip(answers, self.siblings.deposits, strict=True)
-            ),
+            *map(_page_or_books, answers, self.siblings.deposits),
         ]
         stamps = [heard for heard, _ in pages]
         newest = stamps.index(max(stamps))
-        return merged([page for _, page in pages], newest=newest, whole=None not in answers)
+        return merged([page for _, page in pages], newest=newest, whole=all(answers))
 
     def _page(self) -> Figures:
         """This worker's figures. What was shown once is not lost, even if it dies now."""
@@ -344,6 +342,17 @@ class Gateway:
                 "requests carry priorities, but the engine does not schedule by priority: "
                 "they are served as priority 5 (start with --scheduling-policy priority)"
             )
+
+
+def _page_or_books(answer: Any, deposit: Deposit) -> Any:
+    """Another worker's page and when it last heard from an engine; else what it left.
+
+    With one that has ended its requests have ended: the books balance.
+    """
+    if answer:
+        return answer
+    worth = lasting if answer is None else inherited
+    return _NEVER, worth(deposit.left())
 
 
 GATEWAY: Final = web.AppKey("gateway", Gateway)

@@ -18,7 +18,9 @@ import proxy.crew
 from proxy.crew import ALONE, Deposit, Exchange, Siblings, Worker
 from proxy.gateway import OVERLOADED
 from tests.support import RunningGateway, generate_body, get, post, serving
-from tests.workers import STOP_PATH
+from tests.workers import STOP_PATH, outcomes, total
+
+RECEIVED = "mindie_gateway_requests_received_total"
 
 
 @given(st.integers(1, 64), st.integers(1, 10_000))
@@ -186,6 +188,22 @@ async def test_what_a_silent_worker_had_counted_is_still_shown(
             assert "mindie_gateway_ready 0.0" in page
             answer = await get(one.port, "/v2/health/ready")
             assert answer.json == {"message": "a worker does not answer"}
+
+
+async def test_the_requests_of_a_worker_that_has_ended_have_ended_those_of_a_silent_one_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proxy.crew, "ASK_WITHIN", 0.1)
+    async with two_gateways() as (one, other):
+        other.gateway.metrics.received.labels("generate").inc()
+        other.gateway.leave_books()
+        assert other.gateway.siblings is not None
+        with silent(other.gateway.siblings):
+            page = (await get(one.port, "/metrics")).body.decode()
+            assert (total(page, RECEIVED), outcomes(page)) == (1, {})
+        page = (await get(one.port, "/metrics")).body.decode()
+        assert (total(page, RECEIVED), outcomes(page)) == (1, {"failed": 1})
+        assert total(page, "mindie_gateway_ready") == 0
 
 
 async def test_stop_infer_does_not_call_a_request_unknown_that_a_silent_worker_may_have(

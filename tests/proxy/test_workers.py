@@ -411,6 +411,30 @@ async def test_what_a_worker_counts_last_is_not_lost_when_it_ends_before_the_oth
         assert await served.exit_code() == EXIT_OK
 
 
+async def test_the_books_balance_without_the_worker_that_died_at_an_engine() -> None:
+    async with (
+        two_on_an_engine() as served,
+        at_worker(served.port, 0) as one,
+        at_worker(served.port, 0) as asking,
+        at_worker(served.port, 1) as other,
+    ):
+        for client in (one, other):
+            client.send(request_bytes({**generate_body("wait", 50), "id": "both"}))
+            await client.head()
+        page = before = (await asking.ask(get_bytes("/metrics"))).body.decode()
+        os.kill(pid_of(served, 1), signal.SIGKILL)
+        async with asyncio.timeout(WITHIN):
+            while "failed" not in outcomes(page):
+                page = (await asking.ask(get_bytes("/metrics"))).body.decode()
+        received = total(page, "mindie_gateway_requests_received_total")
+        assert received == total(before, "mindie_gateway_requests_received_total")
+        # One goes on.
+        assert outcomes(page) == {"succeeded": received - 2, "failed": 1}
+        assert total(page, "mindie_gateway_requests_in_flight") == 1
+        assert (await asking.ask(request_bytes({"id": "both"}, STOP_PATH))).status == 200
+        assert await served.exit_code() == EXIT_WORKERS
+
+
 async def test_engines_that_refuse_their_options_say_so_once() -> None:
     async with two_on_an_engine(model="unheard-of", ready=0) as served:
         assert await served.exit_code() == EXIT_USAGE
