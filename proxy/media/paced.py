@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import asyncio.trsock
 import fcntl
+import re
 import socket
 import struct
 import sys
@@ -51,6 +52,9 @@ _RECORDS: Final = 128 * 1024
 """Bytes of TLS that may be something else than what it carries: certificates, at first."""
 _RECORDS_SHARE: Final = 8
 """To these comes one for so many that are carried: records of two hundred bytes pass."""
+_HEAD_END: Final = re.compile(rb"[^\r\n]\r?\n\r?\n")
+_HEAD_END_SIZE: Final = 5
+"""Its bytes at most."""
 _INFO_SIZE: Final = 136
 _INFO_RECEIVED: Final = 128
 _RECEIVED: Final = struct.Struct("=Q")
@@ -120,6 +124,8 @@ class PacedHandler(ResponseHandler):
         self._refused = False
         self._cut = 0
         """Bytes of the first piece that are parsed already."""
+        self._seen = b""
+        """What was parsed last, where a head may have begun to end."""
         self._plain = 0
         """Bytes of the body that come without framing."""
         self._parsed = 0
@@ -135,14 +141,13 @@ class PacedHandler(ResponseHandler):
     def data_received(self, data: bytes) -> None:
         if not data:
             # aiohttp's own call, to go on with what its parser has kept.
-            super().data_received(data)
+            self._parse(data)
         elif self._tls and self._is_mostly_records(len(data)):
             self._refuse()
         elif self._held or len(data) > self._plain - self._body_size():
             self._keep(data)
         else:
-            self._parsed += len(data)
-            super().data_received(data)
+            self._parse(data)
 
     def _is_mostly_records(self, size: int) -> bool:
         """Whether TLS takes much more than it carries: uvloop unpacks all that there is at once."""
@@ -209,10 +214,17 @@ class PacedHandler(ResponseHandler):
     def _parse_slice(self) -> None:
         data = self._slice()
         self._behind -= len(data)
-        self._parsed += len(data)
-        super().data_received(data)
+        self._parse(data)
         if not self._judge():
             self._steer()
+
+    def _parse(self, data: bytes) -> None:
+        self._parsed += len(data)
+        super().data_received(data)
+        error = self.exception()
+        if error is not None and self._body is not None and not self._body.is_eof():
+            # aiohttp tells an error of its parser only to who waits for a head.
+            self._body.set_exception(aiohttp.ClientPayloadError(), error)
 
     def _judge(self) -> bool:
         """Refuse a host that sends mostly framing; whether it was refused."""
@@ -243,12 +255,25 @@ class PacedHandler(ResponseHandler):
         return first[self._cut - size : self._cut]
 
     def _next_size(self) -> int:
-        """The rest of a plain body, or little of all else."""
+        """The rest of a head or of a plain body, or little of all else."""
         body = self._body_size()
-        if self._body is not None and self._plain:
+        if self._body is None:
+            return self._head_size()
+        if self._plain:
             return self._plain - body
         trusted = body > (self._parsed - body) * _FRAMING_SHARE
         return _LARGE_SLICE if trusted else _SLICE
+
+    def _head_size(self) -> int:
+        """To the end of a head and no further: only then it is known what belongs to the body.
+
+        What follows the body would be an error of the parser, and lose what came with it.
+        """
+        seen = self._seen + self._unparsed[0][self._cut : self._cut + _SLICE]
+        end = _HEAD_END.search(seen)
+        size = (end.end() if end else len(seen)) - len(self._seen)
+        self._seen = b"" if end else seen[-_HEAD_END_SIZE + 1 :]
+        return size
 
     def _refuse(self) -> None:
         self._refused = True

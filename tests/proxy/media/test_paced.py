@@ -169,6 +169,28 @@ async def test_an_answer_that_is_cut_off_is_refused_however_much_came(tmp_path: 
         assert "could not be fetched" in await refusal(made, image(host.url()))
 
 
+@pytest.mark.parametrize("more", [b"zz\r\nx", b"5\r\nhelloworld\r\n"])
+async def test_a_chunk_that_is_none_is_refused_at_once_also_when_it_comes_late(
+    tmp_path: Path, more: bytes
+) -> None:
+    first = CHUNKED + chunks(png(), 10)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(first + more)
+        # Held open until it is hung up on.
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with opened(tmp_path) as made:
+        url = MediaHost(server.sockets[0].getsockname()[1]).url()
+        async with asyncio.timeout(5):
+            assert "could not be fetched" in await refusal(made, image(url))
+    server.close()
+
+
 async def test_what_follows_the_body_is_not_parsed(tmp_path: Path, parsed: list[int]) -> None:
     data = png(filler=10_000)
     first = OK + b"Content-Length: %d\r\n\r\n" % len(data) + data
@@ -178,7 +200,31 @@ async def test_what_follows_the_body_is_not_parsed(tmp_path: Path, parsed: list[
     ):
         assert await fetch(made, image(host.url())) == [data]
         await asyncio.wait_for(left.wait(), 10)
-    assert sum(parsed) <= len(first) + paced._SLICE
+    assert sum(parsed) == len(first)
+
+
+BODIES = {
+    "length": OK + b"Content-Length: %d\r\n\r\n" % len(png()) + png(),
+    "length, after others": EARLY_HINTS + OK + b"Content-Length: %d\n\n" % len(png()) + png(),
+    "chunked": CHUNKED + chunks(png(), 50) + b"0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64, MIB])
+@pytest.mark.parametrize("more", [b"x", b"\r\n", b"\0" * 5000, b"HTTP/1.1 404 No\r\n\r\n"])
+@pytest.mark.parametrize("how", BODIES)
+async def test_what_follows_the_body_changes_nothing_however_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, more: bytes, size: int
+) -> None:
+    receive = PacedHandler.data_received
+
+    def in_pieces(self: PacedHandler, data: bytes) -> None:
+        for at in range(0, max(len(data), 1), size):
+            receive(self, data[at : at + size])
+
+    monkeypatch.setattr(PacedHandler, "data_received", in_pieces)
+    async with raw_host(BODIES[how] + more) as host, opened(tmp_path) as made:
+        assert await fetch(made, image(host.url())) == [png()]
 
 
 HEADS = {
