@@ -30,6 +30,7 @@ from translators.tokens import Finish, FinishReason, Token
 
 MODEL: Final = "llama3-70b"
 STREAM_PATH: Final = f"/v2/models/{MODEL}/generate_stream"
+STOP_PATH: Final = f"/v2/models/{MODEL}/stopInfer"
 WITHIN: Final = 45.0
 """Seconds after which a test gives up waiting: long, since a real engine may share its cores."""
 WORKERS = 1

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from tests.support import (
-    MODEL,
     Connection,
     connection,
     frame_json,
@@ -16,7 +15,6 @@ from tests.support import (
     request_bytes,
 )
 
-STOP_PATH: Final = f"/v2/models/{MODEL}/stopInfer"
 OUTCOMES: Final = ("succeeded", "failed", "cancelled", "refused")
 
 

@@ -22,7 +22,7 @@ from tests.e2e.support import (
 )
 from tests.e2e.test_text import COPIED, POEM, QUESTION, STORY
 from tests.page import PAGE_REQUEST
-from tests.support import MODEL, RunningGateway, get, request_bytes
+from tests.support import MODEL, STOP_PATH, RunningGateway, get, request_bytes
 
 pytestmark = E2E
 
@@ -123,7 +123,7 @@ async def test_a_client_that_leaves_frees_the_server(remote: RemoteGateway) -> N
 async def test_stop_infer_stops_it_there(remote: RemoteGateway) -> None:
     async with streaming(remote.running.port, STORY, max_new_tokens=500) as stream:
         first = await stream.frame()
-        path = f"/v2/models/{MODEL}/stopInfer"
+        path = STOP_PATH
         stopped = await exchange(remote.running, request_bytes({"id": first["id"]}, path))
         assert stopped.status == 200
         frames, complete = await stream.rest()

@@ -11,8 +11,8 @@ from tests.e2e.herd import ROOMY, SPREAD
 from tests.e2e.process import GatewayProcess, gateway_process, serve_process
 from tests.e2e.remote import RemoteGateway
 from tests.e2e.support import E2E
-from tests.support import Connection, generate_body, get, get_bytes, post, request_bytes
-from tests.workers import STOP_PATH, at_worker, begin_stream, outcomes, total
+from tests.support import STOP_PATH, Connection, generate_body, get, get_bytes, post, request_bytes
+from tests.workers import at_worker, begin_stream, outcomes, total
 
 pytestmark = E2E
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import proxy.crew
 from proxy.crew import ALONE, Deposit, Exchange, Siblings, Worker
 from proxy.gateway import OVERLOADED
-from tests.support import RunningGateway, generate_body, get, post, serving
-from tests.workers import STOP_PATH, outcomes, total
+from tests.support import STOP_PATH, RunningGateway, generate_body, get, post, serving
+from tests.workers import outcomes, total
 
 RECEIVED = "mindie_gateway_requests_received_total"
 

@@ -37,8 +37,8 @@ from tests.media_support import (
 )
 from tests.page import PAGE_DOCUMENT
 from tests.proxy.handlers.test_generate import GENERATE
-from tests.proxy.handlers.test_stop_infer import STOP
 from tests.support import (
+    STOP_PATH,
     STREAM_PATH,
     RawResponse,
     RunningGateway,
@@ -419,7 +419,7 @@ async def test_stop_infer_ends_a_fetch_and_a_wait_for_one(tmp_path: Path) -> Non
         await eventually(lambda: host.requests)
         waiting.send(request_bytes(body))
         await eventually(lambda: len(running.gateway.admission.preparing) == 2)
-        assert (await post(running.port, {"id": "mine"}, STOP)).status == 200
+        assert (await post(running.port, {"id": "mine"}, STOP_PATH)).status == 200
         for client in (fetching, waiting):
             response = await client.response()
             assert response.complete

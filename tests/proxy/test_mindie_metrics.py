@@ -19,6 +19,7 @@ from proxy.mindie_metrics import ABSENT, RATE_WINDOW, TABLE, MindieMetrics, Rate
 from tests.proxy.handlers.test_generate import GENERATE, INFER, infer_body
 from tests.support import (
     MODEL,
+    STOP_PATH,
     STREAM_PATH,
     RunningGateway,
     connection,
@@ -155,7 +156,7 @@ async def test_a_refused_body_was_received_and_failed() -> None:
     async with serving(mindie_metrics=True) as running:
         for path in (STREAM_PATH, GENERATE, INFER):
             await post(running.port, b"{", path)
-        await post(running.port, {"id": "x"}, f"/v2/models/{MODEL}/stopInfer")
+        await post(running.port, {"id": "x"}, STOP_PATH)
         await post(running.port, generate_body())
         figures = await shown(running)
     assert figures["request_received_total"] == 4
@@ -330,10 +331,7 @@ async def test_the_books_balance_after_any_run_and_the_gauges_are_back_at_zero(s
         for number in range(8):
             engine.refusal = GenerationError("too much") if number == 5 else None
             visits = [visitor(running, chance) for _ in range(25)]
-            stops = [
-                post(running.port, {"id": "stop-me"}, f"/v2/models/{MODEL}/stopInfer")
-                for _ in range(3)
-            ]
+            stops = [post(running.port, {"id": "stop-me"}, STOP_PATH) for _ in range(3)]
             await asyncio.gather(*visits, *stops)
         await eventually(
             lambda: running.metric("mindie_gateway_requests_in_flight") == 0 and not engine.live

@@ -22,6 +22,7 @@ from tests.fake_vllm import FakeVllm, fake_vllm
 from tests.proxy.test_lifecycle import WITHIN, Served, process
 from tests.support import (
     MODEL,
+    STOP_PATH,
     eventually,
     generate_body,
     get,
@@ -29,7 +30,7 @@ from tests.support import (
     post,
     request_bytes,
 )
-from tests.workers import STOP_PATH, at_worker, begin_stream, outcomes, total
+from tests.workers import at_worker, begin_stream, outcomes, total
 
 
 @asynccontextmanager

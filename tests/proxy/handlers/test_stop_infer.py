@@ -12,6 +12,7 @@ from proxy.gateway import State
 from tests.proxy.handlers.test_generate import GENERATE, INFER, infer_body
 from tests.support import (
     MODEL,
+    STOP_PATH,
     STREAM_PATH,
     connection,
     eventually,
@@ -26,7 +27,6 @@ from tests.support import (
 pytestmark = pytest.mark.usefixtures("workers")
 
 JSON = "Content-Type: application/json"
-STOP = f"/v2/models/{MODEL}/stopInfer"
 
 
 def one_token_then_silence() -> StubEngine:
@@ -49,7 +49,7 @@ async def test_every_request_with_the_id_ends_normally_and_no_other() -> None:
         tokens.send(request_bytes(infer_body(id="mine"), INFER))
         other.send(request_bytes({"id": "theirs", **generate_body()}))
         await eventually(lambda: len(running.engine.live) == 5)
-        answer = await post(running.port, {"id": "mine", "why": [1]}, STOP)
+        answer = await post(running.port, {"id": "mine", "why": [1]}, STOP_PATH)
         assert (answer.status, answer.json) == (200, {"id": "mine", "why": [1]})
         for client in (streaming, again):
             response = await client.response()
@@ -63,7 +63,7 @@ async def test_every_request_with_the_id_ends_normally_and_no_other() -> None:
         assert (await tokens.response()).json["outputs"][0]["data"] == [7]
         assert len(running.engine.live) == 1
         # Finished is as unknown as never heard of.
-        assert (await post(running.port, {"id": "mine"}, STOP)).status == 500
+        assert (await post(running.port, {"id": "mine"}, STOP_PATH)).status == 500
 
 
 class StuckTokenizer(StubEngine):
@@ -92,7 +92,7 @@ async def test_requests_whose_prompts_are_being_made_are_stopped_as_well() -> No
         tgi.send(request_bytes({"inputs": "one"}, "/generate", headers=("req-id: mine", JSON)))
         faulty.send(request_bytes({**generate_body(top_k=0), "id": "mine"}))
         await eventually(lambda: engine.tokenizing == 4)
-        assert (await post(running.port, {"id": "mine"}, STOP)).status == 200
+        assert (await post(running.port, {"id": "mine"}, STOP_PATH)).status == 200
         response = await streaming.response()
         assert response.complete
         assert response.texts == [""]
@@ -103,7 +103,7 @@ async def test_requests_whose_prompts_are_being_made_are_stopped_as_well() -> No
         assert (await faulty.response()).status == 422
         assert engine.submitted == []
         await running.settled(succeeded=4, refused=1)
-        assert (await post(running.port, {"id": "mine"}, STOP)).status == 500
+        assert (await post(running.port, {"id": "mine"}, STOP_PATH)).status == 500
 
 
 @pytest.mark.parametrize(
@@ -122,13 +122,13 @@ async def test_requests_whose_prompts_are_being_made_are_stopped_as_well() -> No
 )
 async def test_bad_and_unknown_ids(body: Any, status: int, error_type: str) -> None:
     async with serving() as running:
-        response = await post(running.port, body, STOP)
+        response = await post(running.port, body, STOP_PATH)
         assert (response.status, response.json["error_type"]) == (status, error_type)
 
 
 async def test_an_unknown_model_is_404() -> None:
     async with serving() as running:
-        response = await post(running.port, {"id": "a"}, STOP.replace(MODEL, "other"))
+        response = await post(running.port, {"id": "a"}, STOP_PATH.replace(MODEL, "other"))
     assert response.status == 404
 
 
@@ -141,5 +141,5 @@ async def test_running_requests_can_be_stopped_while_the_gateway_drains() -> Non
         client.send(request_bytes({"id": "mine", **generate_body()}, STREAM_PATH))
         await eventually(lambda: running.engine.live)
         running.gateway.enter(State.DRAINING)
-        assert (await post(running.port, {"id": "mine"}, STOP)).status == 200
+        assert (await post(running.port, {"id": "mine"}, STOP_PATH)).status == 200
         assert (await client.response()).complete

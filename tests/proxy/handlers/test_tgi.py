@@ -11,7 +11,7 @@ import pytest
 from proxy.engines.stub import StubEngine, silent
 from proxy.gateway import State
 from tests.support import (
-    MODEL,
+    STOP_PATH,
     connection,
     eventually,
     get_bytes,
@@ -203,7 +203,7 @@ async def test_stop_infer_finds_a_request_of_this_shape_by_its_header() -> None:
     ):
         client.send(request_bytes(body(), "/generate_stream", headers=("req-id: mine",)))
         await eventually(lambda: running.engine.live)
-        stop = await post(running.port, {"id": "mine"}, f"/v2/models/{MODEL}/stopInfer")
+        stop = await post(running.port, {"id": "mine"}, STOP_PATH)
         assert stop.status == 200
         response = await client.response()
     assert response.complete

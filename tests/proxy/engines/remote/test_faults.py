@@ -21,6 +21,7 @@ from tests.proxy.engines.remote.sidecar import Sidecar, ask, faulty, sidecar
 from tests.proxy.test_app import assert_error
 from tests.support import (
     MODEL,
+    STOP_PATH,
     connection,
     eventually,
     frame_json,
@@ -568,7 +569,7 @@ async def test_stop_infer_ends_the_stream_and_frees_the_upstream() -> None:
             client.send(request_bytes({"id": "mine", **generate_body("one two", 50, details=True)}))
             await client.head()
             await client.chunk()
-            stopped = await post(opened.port, {"id": "mine"}, f"/v2/models/{MODEL}/stopInfer")
+            stopped = await post(opened.port, {"id": "mine"}, STOP_PATH)
             assert stopped.status == 200
             last = frame_json(await client.chunk())
             assert last["details"]["finish_reason"] == "stop_sequence"

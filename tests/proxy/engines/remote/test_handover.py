@@ -10,10 +10,9 @@ import pytest
 
 from tests.fake_vllm import EVENT_STREAM, Answer, Call
 from tests.proxy.engines.remote.sidecar import Sidecar, faulty
-from tests.support import MODEL, RawResponse, eventually, generate_body, post
+from tests.support import STOP_PATH, RawResponse, eventually, generate_body, post
 from translators.errors import ServiceUnavailable
 
-STOP = f"/v2/models/{MODEL}/stopInfer"
 BODY = {**generate_body("one two", 5, details=True), "id": "mine"}
 
 
@@ -41,7 +40,7 @@ async def asked(answer: Answer) -> AsyncIterator[tuple[Sidecar, asyncio.Task[Raw
 @pytest.mark.parametrize("answer", [silent, only_a_head])
 async def test_stop_infer_ends_it_at_once_and_normally(answer: Answer) -> None:
     async with asked(answer) as (opened, response):
-        assert (await post(opened.port, {"id": "mine"}, STOP)).status == 200
+        assert (await post(opened.port, {"id": "mine"}, STOP_PATH)).status == 200
         stopped = await response
         assert (stopped.status, stopped.complete, stopped.texts) == (200, True, [""])
         assert stopped.frames[-1]["details"]["finish_reason"] == "stop_sequence"

@@ -23,6 +23,7 @@ from tests.proxy.engines.remote.sidecar import Sidecar, ask, sidecar
 from tests.proxy.engines.remote.test_faults import status
 from tests.support import (
     MODEL,
+    STOP_PATH,
     STREAM_PATH,
     RawResponse,
     eventually,
@@ -32,7 +33,6 @@ from tests.support import (
 
 FAR_OFF: Final = 60.0
 """Seconds after which a test would long have failed."""
-STOP: Final = f"/v2/models/{MODEL}/stopInfer"
 BODY: Final = {"id": "mine", **generate_body("x", 9, details=True)}
 
 
@@ -72,7 +72,7 @@ class Held:
     response: asyncio.Task[RawResponse]
 
     async def stop(self) -> None:
-        assert (await post(self.opened.port, {"id": "mine"}, STOP)).status == 200
+        assert (await post(self.opened.port, {"id": "mine"}, STOP_PATH)).status == 200
 
 
 def streams(opened: Sidecar) -> list[RemoteStream]:
@@ -346,7 +346,7 @@ async def test_a_last_token_that_waits_for_its_queue_time_is_not_lost() -> None:
     ):
         asking = asyncio.create_task(post(opened.port, BODY))
         await eventually(lambda: any(stream._last for stream in streams(opened)))
-        assert (await post(opened.port, {"id": "mine"}, STOP)).status == 200
+        assert (await post(opened.port, {"id": "mine"}, STOP_PATH)).status == 200
         response = await asking
         assert response.complete
         assert response.texts == [" a", " b"]

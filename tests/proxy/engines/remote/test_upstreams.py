@@ -14,6 +14,7 @@ from tests.fake_vllm import EVENT_STREAM, METRICS, NEW, OLD, Call, FakeVllm, Tok
 from tests.proxy.engines.remote.sidecar import Sidecar, ask, sidecar
 from tests.support import (
     MODEL,
+    STOP_PATH,
     Connection,
     connection,
     eventually,
@@ -128,7 +129,7 @@ async def test_stop_infer_finds_the_right_server() -> None:
         one.gate.clear()
         other.gate.clear()
         clients = {name: await opened_stream(stack, opened, name) for name in ("a", "b")}
-        path = f"/v2/models/{MODEL}/stopInfer"
+        path = STOP_PATH
         assert (await post(opened.port, {"id": "a"}, path)).status == 200
         last = frame_json(await clients["a"].chunk())
         assert last["details"]["finish_reason"] == "stop_sequence"
